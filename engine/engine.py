@@ -1,0 +1,286 @@
+"""The loop that turns requests into tokens."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from transformers import AutoTokenizer
+
+from .batch import ForwardBatch, build_batch
+from .block_pool import BlockPool
+from .config import EngineConfig
+from .detokenizer import Detokenizer
+from .errors import ConfigError, ModelError, RequestError
+from .hf_model import TransformersModel
+from .kv_cache import KVCache, KVGeometry
+from .loader import resolve_model
+from .prompt_encoder import PromptEncoder
+from .request import FinishReason, Request
+from .sampler import sample
+from .sampling_params import SamplingParams
+from .scheduler import Scheduler
+
+
+class Model(Protocol):
+    """What the engine needs of a model."""
+
+    config: Any
+    generation_config: Any
+    geometry: KVGeometry
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+
+    def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
+        """Float32 logits ``[rows, vocabulary]`` of the batch's ``logits_rows``."""
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What one step added to one request."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None
+    """None while the request goes on."""
+    prompt_tokens: int
+    completion_tokens: int
+    queue_seconds: float
+    """From arrival in the engine to the first step."""
+    ttft_seconds: float
+    """From arrival in the engine to the first token."""
+    error: str | None = None
+
+
+@dataclass
+class EngineStats:
+    """Counters since the engine's start."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    peak_running: int = 0
+    """Most requests computed in one step."""
+    finished: dict[str, int] = field(default_factory=lambda: {reason.value: 0 for reason in FinishReason})
+
+
+class Engine:
+    """Continuous batching over one model. Not thread-safe: one thread adds, aborts and steps.
+
+    Args:
+        model: computes logits.
+        tokenizer: a tokenizer of transformers.
+        config: settings.
+        name: what the model is called.
+
+    Raises:
+        ConfigError: where the settings do not fit the model.
+    """
+
+    def __init__(self, model: Model, tokenizer: Any, config: EngineConfig, name: str) -> None:
+        self.name = name
+        self.max_model_len = _max_model_len(config, model)
+        self.kv_cache = KVCache(
+            model.geometry,
+            memory=config.kv_cache_memory,
+            block_size=config.block_size,
+            max_model_len=self.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self.pool = BlockPool(self.kv_cache.num_blocks, config.block_size)
+        self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_num_batched_tokens)
+        self.stats = EngineStats()
+        self.encoder = PromptEncoder(tokenizer, model.vocab_size)
+        self._model = model
+        # The encoder may be used from another thread, and fast tokenizers refuse to be borrowed twice.
+        self._tokenizer = copy.deepcopy(tokenizer)
+        self._eos_token_ids = _eos_token_ids(model, tokenizer)
+        self._requests: dict[str, Request] = {}
+        self._detokenizers: dict[str, Detokenizer] = {}
+
+    @classmethod
+    def load(cls, config: EngineConfig) -> Engine:
+        """Load a model and make an engine for it.
+
+        Raises:
+            ModelError: where there is no such model, or it cannot be run.
+            ConfigError: where the settings do not fit it.
+        """
+        source = resolve_model(config.model)
+        device = _resolve_device(config.device)
+        model = TransformersModel(source.path, _resolve_dtype(config, device), device)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source.path)
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(f"cannot load the tokenizer of {source.path}: {error}") from error
+        return cls(model, tokenizer, config, source.name)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would compute anything."""
+        return self.scheduler.has_work
+
+    def add(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Queue a request.
+
+        ``max_tokens`` above the room left is clamped to it; such a request ends with ``length``.
+
+        Raises:
+            RequestError: where the id is in use, or the prompt can never fit.
+        """
+        if request_id in self._requests:
+            raise RequestError(f"the request id {request_id} is in use", code="duplicate_request")
+        prompt_len, capacity = len(prompt_token_ids), self.pool.capacity_tokens
+        if prompt_len >= self.max_model_len:
+            raise RequestError(
+                f"the prompt has {prompt_len} tokens; with at least one token of output, this model's limit of "
+                f"{self.max_model_len} leaves room for {self.max_model_len - 1}",
+                code="context_length_exceeded",
+            )
+        if prompt_len > capacity:
+            raise RequestError(
+                f"the prompt has {prompt_len} tokens and the KV cache holds {capacity} "
+                f"({self.pool.num_blocks} blocks of {self.pool.block_size}); give the worker more "
+                "kv_cache_memory or shorten the prompt",
+                code="kv_capacity_exceeded",
+            )
+        room = min(self.max_model_len, capacity + 1) - prompt_len
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=list(prompt_token_ids),
+            params=params,
+            max_tokens=min(params.max_tokens or room, room),
+            eos_token_ids=self._eos_token_ids,
+        )
+        self._requests[request_id] = request
+        self._detokenizers[request_id] = Detokenizer(self._tokenizer, prompt_token_ids)
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request in any state and free what it holds.
+
+        Returns:
+            Whether it was there; an unknown or finished request is no error.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        request.finish_reason = FinishReason.ABORT
+        self._forget(request)
+        return True
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step and return what it added, for each request that got a token or ended."""
+        plan = self.scheduler.schedule()
+        if not plan.chunks:
+            return []
+        now = time.monotonic()
+        for chunk in plan.chunks:
+            if chunk.request.first_scheduled is None:
+                chunk.request.first_scheduled = now
+                self.stats.prompt_tokens += len(chunk.request.prompt_token_ids)
+        batch = build_batch(plan, self.pool.block_size, self._model.device)
+        logits = self._model.forward(batch, self.kv_cache)
+        tokens = sample(logits, batch.sampled) if batch.sampled else []
+        self.scheduler.commit(plan)
+        self.stats.steps += 1
+        self.stats.generation_tokens += len(tokens)
+        self.stats.peak_running = max(self.stats.peak_running, len(plan.chunks))
+        return [self._take_token(r, token) for r, token in zip(batch.sampled, tokens, strict=True)]
+
+    def _take_token(self, request: Request, token: int | None) -> RequestOutput:
+        """Add a drawn token to its request, or end the request where its logits were not finite."""
+        detokenizer = self._detokenizers[request.request_id]
+        text = ""
+        if token is None:
+            request.finish_reason = FinishReason.ERROR
+            request.error = "the model computed logits that are not finite"
+        else:
+            request.first_token = request.first_token or time.monotonic()
+            request.append_token(token)
+            if request.finish_reason is not FinishReason.STOP:
+                text = detokenizer.add([token])
+        if request.finish_reason is not None:
+            text += detokenizer.finish()
+            self._forget(request)
+        return RequestOutput(
+            request_id=request.request_id,
+            token_ids=() if token is None else (token,),
+            text=text,
+            finish_reason=request.finish_reason,
+            prompt_tokens=len(request.prompt_token_ids),
+            completion_tokens=len(request.output_token_ids),
+            queue_seconds=(request.first_scheduled or request.arrival) - request.arrival,
+            ttft_seconds=(request.first_token or request.arrival) - request.arrival,
+            error=request.error,
+        )
+
+    def _forget(self, request: Request) -> None:
+        """Free what a finished request holds."""
+        assert request.finish_reason is not None
+        self.scheduler.finish(request)
+        self.stats.finished[request.finish_reason.value] += 1
+        del self._requests[request.request_id]
+        del self._detokenizers[request.request_id]
+
+
+def _max_model_len(config: EngineConfig, model: Model) -> int:
+    """The context limit in force: the model's own, or a smaller one that was asked for."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if config.max_model_len is None:
+        if limit is None:
+            raise ConfigError("the model states no context length; set max_model_len")
+        return int(limit)
+    if limit is not None and config.max_model_len > limit:
+        raise ConfigError(f"max_model_len is {config.max_model_len}; this model's limit is {limit}")
+    return config.max_model_len
+
+
+def _eos_token_ids(model: Model, tokenizer: Any) -> frozenset[int]:
+    """Every end-of-sequence id that the generation config, the model config or the tokenizer names."""
+    named: set[int] = set()
+    for source in (model.generation_config, model.config, tokenizer):
+        value = getattr(source, "eos_token_id", None)
+        if value is not None:
+            named.update([value] if isinstance(value, int) else value)
+    return frozenset(named)
+
+
+def _resolve_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device is {device!r}; it must be auto, cpu, cuda or cuda:N") from error
+    if resolved.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {device!r}; it must be auto, cpu, cuda or cuda:N")
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device is {device!r}, and torch finds no CUDA device here")
+    return resolved
+
+
+def _resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    if config.dtype != "auto":
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        return dtype
+    if device.type == "cuda" or _cpu_multiplies_bfloat16():
+        return torch.bfloat16
+    return torch.float32
+
+
+def _cpu_multiplies_bfloat16() -> bool:
+    """Whether this processor has bfloat16 products; emulated, they are slower than float32."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "amx_tile", "bf16"))

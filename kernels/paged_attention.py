@@ -1,0 +1,189 @@
+"""Attention over a paged KV cache, for prefill chunks and decodes in one flat batch.
+
+The batch is flat: the query tokens of all sequences stand one after another, and ``query_start_loc``
+says where each sequence begins (Kwon et al. 2023, "Efficient Memory Management for Large Language Model
+Serving with PagedAttention"; the flat layout is that of FlashAttention's variable-length interface).
+
+    sequence            A (decode)   B (prefill chunk of 3)   C (decode)
+    query               a            b0 b1 b2                 c
+    query_start_loc     0            1                        4          5
+
+This file holds the torch implementation. It runs on any device; it is meant for CPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+
+@dataclass(frozen=True)
+class SequenceGroup:
+    """Sequences that are attended to in one call because they are about equally long.
+
+    Either any number of decodes (one query token each) or exactly one prefill chunk.
+    """
+
+    query_rows: torch.Tensor
+    """Rows of the flat query, int64 ``[sequences * query_len]``."""
+    query_len: int
+    block_ids: torch.Tensor
+    """Blocks to read, int64 ``[sequences, blocks]``; short rows are padded with block 0."""
+    query_positions: torch.Tensor
+    """Position of each query token in its sequence, int64 ``[sequences, query_len]``."""
+    unwritten: torch.Tensor
+    """Flat ``sequence * blocks * block_size + offset`` of gathered slots past the context, int64 ``[n]``."""
+    key_positions: torch.Tensor
+    """``arange(blocks * block_size)``, int64."""
+
+
+@dataclass(frozen=True)
+class AttentionBatch:
+    """What attention needs to know of a step; built once a step and shared by all layers."""
+
+    slot_mapping: torch.Tensor
+    """Cache slot of each flat token (``block * block_size + offset``), int64 ``[tokens]``; -1 writes nothing."""
+    groups: tuple[SequenceGroup, ...]
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        slot_mapping: torch.Tensor,
+        block_tables: Sequence[Sequence[int]],
+        query_lens: Sequence[int],
+        context_lens: Sequence[int],
+        block_size: int,
+    ) -> AttentionBatch:
+        """Group the sequences of a step.
+
+        Args:
+            slot_mapping: int64 ``[tokens]``, on the cache's device.
+            block_tables: blocks of each sequence, in order.
+            query_lens: query tokens of each sequence in this step, at least 1.
+            context_lens: tokens of each sequence in the cache once this step's are stored.
+            block_size: tokens a block.
+
+        Raises:
+            ValueError: where a sequence has no query token, or fewer context than query tokens.
+        """
+        device = slot_mapping.device
+        starts = [0]
+        for query_len, context_len in zip(query_lens, context_lens, strict=True):
+            if not 1 <= query_len <= context_len:
+                raise ValueError(f"a sequence has {query_len} query tokens and {context_len} context tokens")
+            starts.append(starts[-1] + query_len)
+        blocks_used = [-(-context_len // block_size) for context_len in context_lens]
+
+        decodes = sorted((i for i, n in enumerate(query_lens) if n == 1), key=blocks_used.__getitem__)
+        members = _split_by_length(decodes, blocks_used)
+        members += [[i] for i, n in enumerate(query_lens) if n > 1]
+
+        groups = []
+        for group in members:
+            width = max(blocks_used[i] for i in group)
+            query_len = query_lens[group[0]]
+            padded = [list(block_tables[i][: blocks_used[i]]) + [0] * (width - blocks_used[i]) for i in group]
+            rows = [row for i in group for row in range(starts[i], starts[i + 1])]
+            positions = [list(range(context_lens[i] - query_len, context_lens[i])) for i in group]
+            contexts = torch.tensor([context_lens[i] for i in group])
+            slots = torch.arange(width * block_size)
+            unwritten = (slots[None, :] >= contexts[:, None]).flatten().nonzero().flatten()
+            groups.append(
+                SequenceGroup(
+                    query_rows=torch.tensor(rows, device=device),
+                    query_len=query_len,
+                    block_ids=torch.tensor(padded, device=device),
+                    query_positions=torch.tensor(positions, device=device),
+                    unwritten=unwritten.to(device),
+                    key_positions=slots.to(device),
+                )
+            )
+        return cls(slot_mapping=slot_mapping, groups=tuple(groups))
+
+
+def _split_by_length(ordered: list[int], blocks_used: list[int]) -> list[list[int]]:
+    """Split sequences, shortest first, so that none is padded to more than about twice its length."""
+    groups: list[list[int]] = []
+    for index in ordered:
+        if groups and blocks_used[index] <= 2 * blocks_used[groups[-1][0]] + 4:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    """Causal attention of each query token over its own sequence's cached keys and values.
+
+    This step's keys and values must have been stored already (:func:`headrace.kernels.store_kv`).
+
+    Args:
+        query: ``[tokens, heads, head_dim]``, any float dtype.
+        key_cache, value_cache: ``[blocks, block_size, kv_heads, head_dim]``, any strides with the last one 1.
+        batch: the step's sequences.
+        scale: factor on the logits, usually ``head_dim ** -0.5``.
+        sliding_window: a token sees itself and the ``sliding_window - 1`` tokens before it.
+        soft_cap: logits become ``soft_cap * tanh(logits / soft_cap)`` (Gemma 2).
+
+    Returns:
+        ``[tokens, heads, head_dim]`` in the query's dtype.
+    """
+    _, heads, head_dim = query.shape
+    kv_heads = key_cache.shape[2]
+    output = torch.empty_like(query)
+    for group in batch.groups:
+        sequences, query_len = group.query_positions.shape
+        keys = _gather(key_cache, group)
+        values = _gather(value_cache, group)
+        # A slot nobody wrote may hold anything, and 0 * NaN is NaN: its weight of zero is not enough.
+        values.view(-1, kv_heads, head_dim).index_fill_(0, group.unwritten, 0)
+        visible = group.key_positions <= group.query_positions[:, :, None]
+        if sliding_window is not None:
+            visible &= group.key_positions > group.query_positions[:, :, None] - sliding_window
+        # Query heads that share a KV head become rows of one product, so no key is repeated in memory.
+        shared = heads // kv_heads
+        rows = query[group.query_rows].view(sequences, query_len, kv_heads, shared, head_dim)
+        rows = rows.permute(0, 2, 3, 1, 4).reshape(sequences, kv_heads, shared * query_len, head_dim)
+        mask = visible.repeat(1, shared, 1)[:, None]
+        attended = _attend(rows, keys.transpose(1, 2), values.transpose(1, 2), mask, scale, soft_cap)
+        attended = attended.view(sequences, kv_heads, shared, query_len, head_dim).permute(0, 3, 1, 2, 4)
+        output[group.query_rows] = attended.reshape(-1, heads, head_dim)
+    return output
+
+
+def _gather(cache: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
+    """Copy the group's blocks out of the cache: ``[sequences, blocks * block_size, kv_heads, head_dim]``."""
+    sequences, blocks = group.block_ids.shape
+    _, block_size, kv_heads, head_dim = cache.shape
+    gathered = cache.index_select(0, group.block_ids.flatten())
+    return gathered.view(sequences, blocks * block_size, kv_heads, head_dim)
+
+
+def _attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    soft_cap: float | None,
+) -> torch.Tensor:
+    """Softmax attention; shapes ``[sequences, kv_heads, rows or keys, head_dim]``, mask True where seen."""
+    if soft_cap is None:
+        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+    logits = torch.matmul(query.float(), keys.float().transpose(2, 3)) * scale
+    logits = soft_cap * torch.tanh(logits / soft_cap)
+    weights = logits.masked_fill(~mask, float("-inf")).softmax(dim=-1)
+    return torch.matmul(weights, values.float()).to(query.dtype)

@@ -1,0 +1,102 @@
+"""Draw the next token of each row, with noise that depends on nothing but the request.
+
+The noise of a draw is a counter-based function of (seed, position, sample index): no generator state
+exists, so neighbours in the batch, chunk sizes, preemption and redelivery cannot change it. The function is
+Philox4x32-10 (Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3"), on int64 tensors because
+torch has no unsigned 32-bit arithmetic.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
+_WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
+_LOW_32 = 0xFFFFFFFF
+
+
+def _multiply_32(multiplier: int, word: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """High and low 32 bits of a 32 x 32 bit product, without overflowing a signed 64-bit integer."""
+    low_half = multiplier * (word & 0xFFFF)
+    high_half = multiplier * (word >> 16) + (low_half >> 16)
+    return high_half >> 16, ((high_half & 0xFFFF) << 16) | (low_half & 0xFFFF)
+
+
+def philox_4x32(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Ten rounds of Philox: four counter words and two key words to four random words.
+
+    All are int64 tensors of one shape that hold 32-bit values.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        high_0, low_0 = _multiply_32(_MULTIPLIER_0, c0)
+        high_1, low_1 = _multiply_32(_MULTIPLIER_1, c2)
+        c0, c1, c2, c3 = high_1 ^ c1 ^ k0, low_1, high_0 ^ c3 ^ k1, low_0
+        k0, k1 = (k0 + _WEYL_0) & _LOW_32, (k1 + _WEYL_1) & _LOW_32
+    return c0, c1, c2, c3
+
+
+def philox_uniform(seeds: torch.Tensor, positions: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+    """One number in [0, 1) for each row.
+
+    Args:
+        seeds: int64 ``[rows]``, all 64 bits count.
+        positions: int64 ``[rows]``, index of the token that is drawn, counted over prompt and output.
+        samples: int64 ``[rows]``, which of a request's independent samples this is.
+
+    Returns:
+        float64 ``[rows]``, with 53 random bits.
+    """
+    zero = torch.zeros_like(positions)
+    counter = (positions & _LOW_32, positions >> 32, samples & _LOW_32, zero)
+    high, low, _, _ = philox_4x32(counter, (seeds & _LOW_32, (seeds >> 32) & _LOW_32))
+    bits = ((high >> 5) << 26) | (low >> 6)
+    return bits.to(torch.float64) / float(1 << 53)
+
+
+def draw_tokens(
+    logits: torch.Tensor,
+    uniforms: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+) -> torch.Tensor:
+    """Draw one token a row: temperature, then min_p, then top_k, then top_p, then the inverse of the CDF.
+
+    Args:
+        logits: float32 ``[rows, vocabulary]``; each row's maximum must be finite.
+        uniforms: float64 ``[rows]`` in [0, 1).
+        temperature: float32 ``[rows]``, above 0.
+        top_k: int64 ``[rows]``; 0, or more than the vocabulary, keeps all.
+        top_p: float32 ``[rows]`` in (0, 1].
+        min_p: float32 ``[rows]`` in [0, 1]; 0 keeps all.
+
+    Returns:
+        int64 ``[rows]``.
+    """
+    shifted = logits - logits.amax(dim=-1, keepdim=True)
+    scaled = shifted / temperature.clamp(min=1e-8)[:, None]
+    scaled.masked_fill_(scaled < min_p.log()[:, None], float("-inf"))
+    if bool((top_k == 0).all()) and bool((top_p >= 1).all()):
+        return _invert_cdf(scaled.softmax(dim=-1), uniforms)
+    ordered, tokens = scaled.sort(dim=-1, descending=True, stable=True)
+    vocabulary = logits.shape[-1]
+    limit = torch.where(top_k == 0, vocabulary, top_k).clamp(max=vocabulary)
+    ordered.masked_fill_(torch.arange(vocabulary, device=logits.device) >= limit[:, None], float("-inf"))
+    probabilities = ordered.softmax(dim=-1)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    probabilities.masked_fill_((before >= top_p[:, None]) & (top_p < 1)[:, None], 0)
+    ranks = _invert_cdf(probabilities, uniforms)
+    return tokens.gather(-1, ranks[:, None]).squeeze(-1)
+
+
+def _invert_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Index at which the running sum of non-negative weights first exceeds ``uniform * total``."""
+    running = weights.to(torch.float64).cumsum(dim=-1)
+    target = uniforms[:, None] * running[:, -1:]
+    index = torch.searchsorted(running, target, right=True).squeeze(-1)
+    # Rounding may land a target on the total; the last index with any weight is the answer then.
+    last = (weights > 0).to(torch.int64).cumsum(dim=-1).argmax(dim=-1)
+    return torch.minimum(index, last)
