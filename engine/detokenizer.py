@@ -2,12 +2,101 @@
 
 from __future__ import annotations
 
+import codecs
+import os.path
+import re
 from collections.abc import Sequence
 from typing import Any
 
-REPLACEMENT = "�"
+REPLACEMENT = "\ufffd"
 # Enough of the prompt to know how the first output token joins on to it.
 _PROMPT_TAIL = 8
+_LONGEST_CHARACTER = 4  # bytes, in UTF-8
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable characters that byte-level BPE vocabularies write bytes as (Radford et al. 2019, GPT-2).
+
+    A printable byte stands for itself; the others are numbered from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_ALPHABET = _byte_alphabet()
+
+
+class TokenDecoder:
+    """What detokenisers ask of a tokenizer; one serves all requests of an engine.
+
+    Args:
+        tokenizer: a tokenizer of transformers.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._size = len(tokenizer)
+
+    def visible(self, token_ids: Sequence[int]) -> list[int]:
+        """Tokens that can have text: neither special ones nor rows of the model past the tokenizer's end."""
+        return [t for t in token_ids if t < self._size and t not in self._special_ids]
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens, with U+FFFD for bytes that are no character."""
+        text: str = self._tokenizer.decode(
+            token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def certain_text(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens, less an incomplete character at their end."""
+        text, unfinished = self.text(token_ids), self.unfinished_bytes(token_ids)
+        if not unfinished:
+            return text
+        kept = list(token_ids)
+        while kept and len(self.token_bytes(kept[-1])) <= unfinished:
+            unfinished -= len(self.token_bytes(kept.pop()))
+        text = self.text(kept)
+        return text.removesuffix(REPLACEMENT) if unfinished else text
+
+    def unfinished_bytes(self, token_ids: Sequence[int]) -> int:
+        """How many bytes at the end of the tokens begin a character without ending it."""
+        tail = b""
+        for token_id in reversed(token_ids):
+            if len(tail) >= _LONGEST_CHARACTER:
+                break
+            tail = self.token_bytes(token_id) + tail
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(tail)
+        pending, _ = decoder.getstate()
+        return len(pending)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for, which need not be whole characters."""
+        text = self.text([token_id])
+        if REPLACEMENT not in text:
+            return text.encode()
+        token: str = self._tokenizer.convert_ids_to_tokens(token_id)
+        if match := _BYTE_TOKEN.fullmatch(token):
+            return bytes.fromhex(match[1])
+        if all(character in _BYTE_ALPHABET for character in token):
+            return bytes(_BYTE_ALPHABET[character] for character in token)
+        return text.encode()
+
+    def prompt_tail(self, token_ids: Sequence[int]) -> list[int]:
+        """The last tokens of a prompt that have text, beginning with a whole character."""
+        visible = self.visible(token_ids[-(_PROMPT_TAIL * 4) :])
+        start = max(0, len(visible) - _PROMPT_TAIL)
+        for _ in range(_LONGEST_CHARACTER - 1):
+            first = self.token_bytes(visible[start])[:1] if start else b""
+            if first and 0x80 <= first[0] < 0xC0:
+                start -= 1
+        return visible[start:]
 
 
 class Detokenizer:
@@ -17,46 +106,39 @@ class Detokenizer:
     carries its space only after another. So each piece is the difference of two decodes over a short window
     that begins before the new tokens, and a window that ends inside a character is held back.
 
-    The pieces joined are ``decode(prompt + output)`` less ``decode(prompt)``, special tokens skipped, without
-    a character that the last token left incomplete.
+    The pieces joined are what ``decode(prompt + output)`` has past the text that it shares with
+    ``decode(prompt)``, special tokens skipped, without a last character that was left incomplete.
 
     Args:
-        tokenizer: a tokenizer of transformers.
+        decoder: of the model's tokenizer.
         prompt_token_ids: the prompt; its last tokens are context, never output.
     """
 
-    def __init__(self, tokenizer: Any, prompt_token_ids: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        self._token_ids = list(prompt_token_ids[-_PROMPT_TAIL:])
-        self._window_start = 0
-        self._read_to = len(self._token_ids)
-        self._window_text = self._decode(self._read_to)
-
-    def _decode(self, end: int) -> str:
-        text: str = self._tokenizer.decode(
-            self._token_ids[self._window_start : end],
-            skip_special_tokens=True,
-            clean_up_tokenization_spaces=False,
-        )
-        return text
+    def __init__(self, decoder: TokenDecoder, prompt_token_ids: Sequence[int]) -> None:
+        self._decoder = decoder
+        self._window = decoder.prompt_tail(prompt_token_ids)
+        self._num_read = len(self._window)
+        self._read_text = decoder.text(self._window)
 
     def add(self, token_ids: Sequence[int]) -> str:
         """Take new tokens; return the text that is certain by now, possibly empty."""
-        self._token_ids += token_ids
-        text = self._decode(len(self._token_ids))
-        if text.endswith(REPLACEMENT):
+        # Special tokens stay out of the window: they have no text, and context must have some.
+        self._window += self._decoder.visible(token_ids)
+        text = self._decoder.text(self._window)
+        if text.endswith(REPLACEMENT) and self._decoder.unfinished_bytes(self._window):
             return ""
-        return self._advance(text)
+        piece = self._past_read(text)
+        if piece:
+            # The tokens read now are the context of the next ones.
+            self._window = self._window[self._num_read :]
+            self._num_read = len(self._window)
+            self._read_text = self._decoder.text(self._window)
+        return piece
 
     def finish(self) -> str:
-        """Return what was held back, less an incomplete last character."""
-        text = self._decode(len(self._token_ids)).rstrip(REPLACEMENT)
-        return self._advance(text) if len(text) > len(self._window_text) else ""
+        """Return what was held back, less an incomplete last character. Nothing may be added after it."""
+        return self._past_read(self._decoder.certain_text(self._window))
 
-    def _advance(self, text: str) -> str:
-        piece = text[len(self._window_text) :]
-        # The window keeps the tokens read last as context for the next ones.
-        self._window_start = self._read_to if self._read_to < len(self._token_ids) else self._window_start
-        self._read_to = len(self._token_ids)
-        self._window_text = self._decode(self._read_to)
-        return piece
+    def _past_read(self, text: str) -> str:
+        # A prompt may end inside a character that the output completes; then they share less than all of it.
+        return text[len(os.path.commonprefix([self._read_text, text])) :]

@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 from .batch import ForwardBatch, build_batch
 from .block_pool import BlockPool
 from .config import EngineConfig
-from .detokenizer import Detokenizer
-from .errors import ConfigError, ModelError, RequestError
+from .detokenizer import Detokenizer, TokenDecoder
+from .errors import ConfigError, ModelError, RequestError, first_line
 from .hf_model import TransformersModel
 from .kv_cache import KVCache, KVGeometry
 from .loader import resolve_model
@@ -104,7 +104,7 @@ class Engine:
         self.encoder = PromptEncoder(tokenizer, model.vocab_size)
         self._model = model
         # The encoder may be used from another thread, and fast tokenizers refuse to be borrowed twice.
-        self._tokenizer = copy.deepcopy(tokenizer)
+        self._decoder = TokenDecoder(copy.deepcopy(tokenizer))
         self._eos_token_ids = _eos_token_ids(model, tokenizer)
         self._requests: dict[str, Request] = {}
         self._detokenizers: dict[str, Detokenizer] = {}
@@ -123,7 +123,7 @@ class Engine:
         try:
             tokenizer = AutoTokenizer.from_pretrained(source.path)
         except (OSError, ValueError, KeyError) as error:
-            raise ModelError(f"cannot load the tokenizer of {source.path}: {error}") from error
+            raise ModelError(f"cannot load the tokenizer of {source.path}: {first_line(error)}") from error
         return cls(model, tokenizer, config, source.name)
 
     @property
@@ -137,11 +137,13 @@ class Engine:
         ``max_tokens`` above the room left is clamped to it; such a request ends with ``length``.
 
         Raises:
-            RequestError: where the id is in use, or the prompt can never fit.
+            RequestError: where the id is in use, the prompt is no sequence of this model's tokens, or it can never
+                fit.
         """
         if request_id in self._requests:
             raise RequestError(f"the request id {request_id} is in use", code="duplicate_request")
-        prompt_len, capacity = len(prompt_token_ids), self.pool.capacity_tokens
+        prompt = self.encoder.encode_ids(prompt_token_ids)
+        prompt_len, capacity = len(prompt), self.pool.capacity_tokens
         if prompt_len >= self.max_model_len:
             raise RequestError(
                 f"the prompt has {prompt_len} tokens; with at least one token of output, this model's limit of "
@@ -158,13 +160,13 @@ class Engine:
         room = min(self.max_model_len, capacity + 1) - prompt_len
         request = Request(
             request_id=request_id,
-            prompt_token_ids=list(prompt_token_ids),
+            prompt_token_ids=prompt,
             params=params,
             max_tokens=min(params.max_tokens or room, room),
             eos_token_ids=self._eos_token_ids,
         )
         self._requests[request_id] = request
-        self._detokenizers[request_id] = Detokenizer(self._tokenizer, prompt_token_ids)
+        self._detokenizers[request_id] = Detokenizer(self._decoder, prompt)
         self.scheduler.add(request)
 
     def abort(self, request_id: str) -> bool:
@@ -181,7 +183,10 @@ class Engine:
         return True
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step and return what it added, for each request that got a token or ended."""
+        """Compute one step and return what it added, for each request that got a token or ended.
+
+        An exception means that the model failed, not a request; the engine is of no use after it.
+        """
         plan = self.scheduler.schedule()
         if not plan.chunks:
             return []
@@ -195,7 +200,7 @@ class Engine:
         tokens = sample(logits, batch.sampled) if batch.sampled else []
         self.scheduler.commit(plan)
         self.stats.steps += 1
-        self.stats.generation_tokens += len(tokens)
+        self.stats.generation_tokens += sum(token is not None for token in tokens)
         self.stats.peak_running = max(self.stats.peak_running, len(plan.chunks))
         return [self._take_token(r, token) for r, token in zip(batch.sampled, tokens, strict=True)]
 

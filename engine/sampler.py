@@ -39,11 +39,16 @@ def _draw(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
     return draw_tokens(
         logits,
         philox_uniform(seeds, positions, torch.zeros_like(positions)),
-        temperature=torch.tensor([p.temperature for p in params], device=device),
+        temperature=_floats([p.temperature for p in params], device),
         top_k=torch.tensor([min(p.top_k, logits.shape[-1]) for p in params], device=device),
-        top_p=torch.tensor([p.top_p for p in params], device=device),
-        min_p=torch.tensor([p.min_p for p in params], device=device),
+        top_p=_floats([p.top_p for p in params], device),
+        min_p=_floats([p.min_p for p in params], device),
     )
+
+
+def _floats(values: Sequence[float], device: torch.device) -> torch.Tensor:
+    """A float32 tensor, also where all values are whole numbers."""
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def _signed_64(seed: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from .errors import RequestError
@@ -15,7 +14,8 @@ class SamplingParams:
     """Sampling settings of one request.
 
     Raises:
-        RequestError: where a value is out of range. The checks are written so that NaN fails them.
+        RequestError: where a value is out of range or of another type. The checks are written so that NaN fails
+            them.
     """
 
     max_tokens: int | None = None
@@ -34,18 +34,18 @@ class SamplingParams:
     """Go on past end-of-sequence tokens."""
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None and not self.max_tokens >= 1:
-            raise _out_of_range("max_tokens", self.max_tokens, ">= 1")
-        if not (0 <= self.temperature <= 2 and math.isfinite(self.temperature)):
-            raise _out_of_range("temperature", self.temperature, "between 0 and 2")
-        if not 0 < self.top_p <= 1:
-            raise _out_of_range("top_p", self.top_p, "above 0 and at most 1")
-        if not self.top_k >= 0:
-            raise _out_of_range("top_k", self.top_k, ">= 0 (0 keeps all tokens)")
-        if not 0 <= self.min_p <= 1:
-            raise _out_of_range("min_p", self.min_p, "between 0 and 1")
-        if not 0 <= self.seed < SEED_LIMIT:
-            raise _out_of_range("seed", self.seed, "between 0 and 2^64 - 1")
+        if self.max_tokens is not None and not (_is_integer(self.max_tokens) and self.max_tokens >= 1):
+            raise _out_of_range("max_tokens", self.max_tokens, "an integer >= 1")
+        if not (_is_number(self.temperature) and 0 <= self.temperature <= 2):
+            raise _out_of_range("temperature", self.temperature, "a number between 0 and 2")
+        if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
+            raise _out_of_range("top_p", self.top_p, "a number above 0 and at most 1")
+        if not (_is_integer(self.top_k) and self.top_k >= 0):
+            raise _out_of_range("top_k", self.top_k, "an integer >= 0 (0 keeps all tokens)")
+        if not (_is_number(self.min_p) and 0 <= self.min_p <= 1):
+            raise _out_of_range("min_p", self.min_p, "a number between 0 and 1")
+        if not (_is_integer(self.seed) and 0 <= self.seed < SEED_LIMIT):
+            raise _out_of_range("seed", self.seed, "an integer between 0 and 2^64 - 1")
 
     @property
     def greedy(self) -> bool:
@@ -53,5 +53,13 @@ class SamplingParams:
         return self.temperature == 0
 
 
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _out_of_range(name: str, value: object, allowed: str) -> RequestError:
-    return RequestError(f"{name} is {value}; it must be {allowed}", param=name)
+    return RequestError(f"{name} is {value!r}; it must be {allowed}", param=name)

@@ -29,15 +29,16 @@ class SequenceGroup:
 
     query_rows: torch.Tensor
     """Rows of the flat query, int64 ``[sequences * query_len]``."""
-    query_len: int
     block_ids: torch.Tensor
     """Blocks to read, int64 ``[sequences, blocks]``; short rows are padded with block 0."""
     query_positions: torch.Tensor
     """Position of each query token in its sequence, int64 ``[sequences, query_len]``."""
-    unwritten: torch.Tensor
-    """Flat ``sequence * blocks * block_size + offset`` of gathered slots past the context, int64 ``[n]``."""
     key_positions: torch.Tensor
     """``arange(blocks * block_size)``, int64."""
+    visible: torch.Tensor
+    """Whether a query token sees a gathered slot, causally; bool ``[sequences, 1, query_len, keys]``."""
+    unwritten: torch.Tensor
+    """Flat ``sequence * keys + slot`` of gathered slots past the context, int64 ``[n]``."""
 
 
 @dataclass(frozen=True)
@@ -85,21 +86,22 @@ class AttentionBatch:
         groups = []
         for group in members:
             width = max(blocks_used[i] for i in group)
-            query_len = query_lens[group[0]]
-            padded = [list(block_tables[i][: blocks_used[i]]) + [0] * (width - blocks_used[i]) for i in group]
             rows = [row for i in group for row in range(starts[i], starts[i + 1])]
-            positions = [list(range(context_lens[i] - query_len, context_lens[i])) for i in group]
+            padded = [list(block_tables[i][: blocks_used[i]]) + [0] * (width - blocks_used[i]) for i in group]
             contexts = torch.tensor([context_lens[i] for i in group])
-            slots = torch.arange(width * block_size)
-            unwritten = (slots[None, :] >= contexts[:, None]).flatten().nonzero().flatten()
+            query_len = query_lens[group[0]]
+            query_positions = contexts[:, None] - query_len + torch.arange(query_len)
+            key_positions = torch.arange(width * block_size)
+            visible = key_positions <= query_positions[:, None, :, None]
+            unwritten = (key_positions >= contexts[:, None]).flatten().nonzero().flatten()
             groups.append(
                 SequenceGroup(
                     query_rows=torch.tensor(rows, device=device),
-                    query_len=query_len,
                     block_ids=torch.tensor(padded, device=device),
-                    query_positions=torch.tensor(positions, device=device),
+                    query_positions=query_positions.to(device),
+                    key_positions=key_positions.to(device),
+                    visible=visible.to(device),
                     unwritten=unwritten.to(device),
-                    key_positions=slots.to(device),
                 )
             )
         return cls(slot_mapping=slot_mapping, groups=tuple(groups))
@@ -141,49 +143,81 @@ def paged_attention(
     Returns:
         ``[tokens, heads, head_dim]`` in the query's dtype.
     """
-    _, heads, head_dim = query.shape
-    kv_heads = key_cache.shape[2]
     output = torch.empty_like(query)
     for group in batch.groups:
-        sequences, query_len = group.query_positions.shape
         keys = _gather(key_cache, group)
         values = _gather(value_cache, group)
-        # A slot nobody wrote may hold anything, and 0 * NaN is NaN: its weight of zero is not enough.
-        values.view(-1, kv_heads, head_dim).index_fill_(0, group.unwritten, 0)
-        visible = group.key_positions <= group.query_positions[:, :, None]
+        visible = group.visible
         if sliding_window is not None:
-            visible &= group.key_positions > group.query_positions[:, :, None] - sliding_window
-        # Query heads that share a KV head become rows of one product, so no key is repeated in memory.
-        shared = heads // kv_heads
-        rows = query[group.query_rows].view(sequences, query_len, kv_heads, shared, head_dim)
-        rows = rows.permute(0, 2, 3, 1, 4).reshape(sequences, kv_heads, shared * query_len, head_dim)
-        mask = visible.repeat(1, shared, 1)[:, None]
-        attended = _attend(rows, keys.transpose(1, 2), values.transpose(1, 2), mask, scale, soft_cap)
-        attended = attended.view(sequences, kv_heads, shared, query_len, head_dim).permute(0, 3, 1, 2, 4)
-        output[group.query_rows] = attended.reshape(-1, heads, head_dim)
+            first_seen = group.query_positions[:, None, :, None] - sliding_window + 1
+            visible = visible & (group.key_positions >= first_seen)
+        rows = query[group.query_rows]
+        output[group.query_rows] = _attend(rows, keys, values, visible, scale, soft_cap)
     return output
 
 
 def _gather(cache: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
-    """Copy the group's blocks out of the cache: ``[sequences, blocks * block_size, kv_heads, head_dim]``."""
+    """Copy the group's blocks out of the cache, slots past a context zeroed.
+
+    A slot that nobody wrote may hold anything, and neither a mask of minus infinity on its logit nor a weight
+    of zero on its value stops a NaN.
+
+    Returns:
+        ``[sequences, kv_heads, keys, head_dim]``.
+    """
     sequences, blocks = group.block_ids.shape
     _, block_size, kv_heads, head_dim = cache.shape
     gathered = cache.index_select(0, group.block_ids.flatten())
-    return gathered.view(sequences, blocks * block_size, kv_heads, head_dim)
+    gathered.view(-1, kv_heads, head_dim).index_fill_(0, group.unwritten, 0)
+    return gathered.view(sequences, blocks * block_size, kv_heads, head_dim).transpose(1, 2)
 
 
 def _attend(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    mask: torch.Tensor,
+    visible: torch.Tensor,
     scale: float,
     soft_cap: float | None,
 ) -> torch.Tensor:
-    """Softmax attention; shapes ``[sequences, kv_heads, rows or keys, head_dim]``, mask True where seen."""
+    """Attend for one group.
+
+    Args:
+        query: ``[sequences * query_len, heads, head_dim]``.
+        keys, values: ``[sequences, kv_heads, keys, head_dim]``.
+        visible: bool ``[sequences, 1, query_len, keys]``.
+
+    Returns:
+        ``[sequences * query_len, heads, head_dim]``.
+    """
+    rows, heads, head_dim = query.shape
+    sequences, kv_heads = keys.shape[:2]
+    shared, query_len = heads // kv_heads, rows // sequences
+    if query_len == 1:
+        # The query heads that share a KV head become rows of one product, so no key is repeated in memory.
+        query = query.view(sequences, kv_heads, shared, head_dim)
+    else:
+        query = query.view(sequences, query_len, heads, head_dim).transpose(1, 2)
+        keys, values = keys.repeat_interleave(shared, dim=1), values.repeat_interleave(shared, dim=1)
     if soft_cap is None:
-        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+        attended = scaled_dot_product_attention(query, keys, values, attn_mask=visible, scale=scale)
+    else:
+        attended = _soft_capped_attention(query, keys, values, visible, scale, soft_cap)
+    if query_len > 1:
+        attended = attended.transpose(1, 2)
+    return attended.reshape(rows, heads, head_dim)
+
+
+def _soft_capped_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    visible: torch.Tensor,
+    scale: float,
+    soft_cap: float,
+) -> torch.Tensor:
+    """Softmax attention over capped logits, in float32; shapes ``[sequences, heads, rows or keys, head_dim]``."""
     logits = torch.matmul(query.float(), keys.float().transpose(2, 3)) * scale
     logits = soft_cap * torch.tanh(logits / soft_cap)
-    weights = logits.masked_fill(~mask, float("-inf")).softmax(dim=-1)
+    weights = logits.masked_fill(~visible, float("-inf")).softmax(dim=-1)
     return torch.matmul(weights, values.float()).to(query.dtype)

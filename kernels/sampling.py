@@ -79,12 +79,24 @@ def draw_tokens(
     shifted = logits - logits.amax(dim=-1, keepdim=True)
     scaled = shifted / temperature.clamp(min=1e-8)[:, None]
     scaled.masked_fill_(scaled < min_p.log()[:, None], float("-inf"))
-    if bool((top_k == 0).all()) and bool((top_p >= 1).all()):
-        return _invert_cdf(scaled.softmax(dim=-1), uniforms)
+    # A row's path depends on that row alone: the same number means another token in another order.
+    truncated = (top_k > 0) | (top_p < 1)
+    drawn = torch.empty_like(top_k)
+    drawn[~truncated] = _invert_cdf(scaled[~truncated].softmax(dim=-1), uniforms[~truncated])
+    drawn[truncated] = _draw_truncated(
+        scaled[truncated], uniforms[truncated], top_k[truncated], top_p[truncated]
+    )
+    return drawn
+
+
+def _draw_truncated(
+    scaled: torch.Tensor, uniforms: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    """Draw from each row's likeliest tokens; of equally likely ones the lower id comes first."""
+    vocabulary = scaled.shape[-1]
     ordered, tokens = scaled.sort(dim=-1, descending=True, stable=True)
-    vocabulary = logits.shape[-1]
-    limit = torch.where(top_k == 0, vocabulary, top_k).clamp(max=vocabulary)
-    ordered.masked_fill_(torch.arange(vocabulary, device=logits.device) >= limit[:, None], float("-inf"))
+    limit = torch.where(top_k == 0, vocabulary, top_k)
+    ordered.masked_fill_(torch.arange(vocabulary, device=scaled.device) >= limit[:, None], float("-inf"))
     probabilities = ordered.softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
     probabilities.masked_fill_((before >= top_p[:, None]) & (top_p < 1)[:, None], 0)

@@ -20,9 +20,10 @@ def store_kv(
         slot_mapping: int64 ``[tokens]``, ``block * block_size + offset``. A negative slot is padding and
             writes nothing: indexing from the end would overwrite the last real slot.
     """
+    padding = slot_mapping < 0
+    if bool(padding.any()):
+        key, value, slot_mapping = key[~padding], value[~padding], slot_mapping[~padding]
     block_size = key_cache.shape[1]
-    real = slot_mapping >= 0
-    slots = slot_mapping[real]
-    blocks, offsets = slots // block_size, slots % block_size
-    key_cache[blocks, offsets] = key[real]
-    value_cache[blocks, offsets] = value[real]
+    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
+    key_cache[blocks, offsets] = key
+    value_cache[blocks, offsets] = value

@@ -1,0 +1,37 @@
+"""The producer side: submit jobs, follow their tokens, read their results. Needs no torch."""
+
+from .aclient import AsyncClient
+from .client import Client
+from .errors import (
+    BrokerUnavailable,
+    HeadraceError,
+    InvalidRequest,
+    JobFailed,
+    JobNotFound,
+    StreamPositionError,
+    WaitTimeout,
+)
+from .events import Delta, Event, Finished, Reset, Started
+from .schema import ErrorInfo, GenerationRequest, JobResult, JobState, JobStatus
+
+__all__ = [
+    "AsyncClient",
+    "BrokerUnavailable",
+    "Client",
+    "Delta",
+    "ErrorInfo",
+    "Event",
+    "Finished",
+    "GenerationRequest",
+    "HeadraceError",
+    "InvalidRequest",
+    "JobFailed",
+    "JobNotFound",
+    "JobResult",
+    "JobState",
+    "JobStatus",
+    "Reset",
+    "Started",
+    "StreamPositionError",
+    "WaitTimeout",
+]

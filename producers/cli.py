@@ -1,0 +1,200 @@
+"""The command line. Data goes to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import engine_flags as flags
+from .client import URL_VARIABLE, Client
+from .connection import DEFAULT_URL
+from .errors import BrokerUnavailable, HeadraceError
+from .events import Delta, Finished, Reset
+from .exit_codes import BAD_INPUT, FAILED_ROWS, INTERRUPTED, NO_BROKER, NO_WORKER, TABLE
+from .schema import JobResult, JobState
+
+app = typer.Typer(
+    help=f"""Batch inference for language models over a message queue.
+
+{TABLE}""",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Redis = Annotated[
+    str, typer.Option(help="URL of the Redis server: redis://, rediss:// or unix://.", envvar=URL_VARIABLE)
+]
+JobId = Annotated[str, typer.Argument(help="The id that `headrace submit` printed.", show_default=False)]
+
+
+@app.command()
+def run(
+    source: Annotated[
+        Path, typer.Argument(metavar="IN.jsonl", help="Requests in OpenAI batch form.", exists=True, dir_okay=False)
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.jsonl", help="Where answers go.")],
+    redis: Annotated[
+        str | None,
+        typer.Option(help="Use this server and its workers; without it the run starts its own.", envvar=URL_VARIABLE),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over: replace the output file.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="When resuming, do failed rows again.")] = False,
+    model: flags.Model = flags.EngineFlags.model,
+    dtype: flags.DType = flags.EngineFlags.dtype,
+    max_model_len: flags.MaxModelLen = None,
+    max_num_seqs: flags.MaxNumSeqs = flags.EngineFlags.max_num_seqs,
+    max_num_batched_tokens: flags.MaxNumBatchedTokens = flags.EngineFlags.max_num_batched_tokens,
+    block_size: flags.BlockSize = flags.EngineFlags.block_size,
+    kv_cache_memory: flags.KVCacheMemory = flags.EngineFlags.kv_cache_memory,
+    device: flags.Device = flags.EngineFlags.device,
+) -> None:
+    """Answer a file of prompts and write a file of answers.
+
+    Started again after an interruption, the same command goes on where it stopped. The engine's settings count
+    only where the run starts its own worker.
+
+    Examples:
+
+      headrace run examples/prompts.jsonl -o out.jsonl
+
+      headrace run prompts.jsonl -o out.jsonl --redis redis://queue:6379/0
+    """
+    from .run_command import RunOptions  # noqa: PLC0415  # rich is not needed by the other commands
+    from .run_command import run as run_file  # noqa: PLC0415
+
+    engine = flags.EngineFlags(
+        model, dtype, max_model_len, max_num_seqs, max_num_batched_tokens, block_size, kv_cache_memory, device
+    )
+    raise typer.Exit(run_file(RunOptions(source, output, redis, fresh, retry_failed, engine)))
+
+
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def worker(context: typer.Context) -> None:
+    """Serve a model from a Redis queue; see `headrace worker --help`."""
+    if importlib.util.find_spec("torch") is None:
+        print("headrace worker: this machine has no torch; install headrace[worker]", file=sys.stderr)
+        raise typer.Exit(BAD_INPUT)
+    # Not imported: the producer side does not depend on the worker. The process becomes the worker.
+    os.execv(sys.executable, [sys.executable, "-m", "headrace.worker", *context.args])
+
+
+@app.command()
+def submit(
+    prompt: Annotated[str, typer.Argument(help="What to ask; - reads standard input.", show_default=False)],
+    redis: Redis = DEFAULT_URL,
+    system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text itself, without a chat template.")] = False,
+    model: Annotated[str | None, typer.Option(help="Which model answers; any by default.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest token. 0 to 2.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this mass.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep this many of the likeliest tokens.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Keep tokens this likely, relative to the best.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Equal seeds give equal tokens.")] = None,
+) -> None:
+    """Queue one job and print its id.
+
+    Examples:
+
+      headrace submit "Name three rivers." --max-tokens 50
+
+      headrace stream $(headrace submit "Tell me a story.")
+    """
+    text = sys.stdin.read() if prompt == "-" else prompt
+    messages = [{"role": "system", "content": system}] if system else []
+    body = {"prompt": text} if raw else {"messages": [*messages, {"role": "user", "content": text}]}
+    sampling = {
+        "model": model,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "seed": seed,
+    }
+    with Client(redis) as client:
+        print(client.submit(body, **sampling))
+
+
+@app.command()
+def stream(job_id: JobId, redis: Redis = DEFAULT_URL) -> None:
+    """Print a job's text as it comes, from its beginning."""
+    with Client(redis) as client:
+        for event in client.stream(job_id):
+            if isinstance(event, Delta):
+                sys.stdout.write(event.text)
+                sys.stdout.flush()
+            elif isinstance(event, Reset):
+                print("\n[the job starts over on another worker]", file=sys.stderr)
+            elif isinstance(event, Finished):
+                sys.stdout.write("\n")
+                raise typer.Exit(_report_end(event.result))
+
+
+def _report_end(result: JobResult) -> int:
+    """Say how a job ended, where it has no answer; returns the exit code."""
+    if result.state is JobState.SUCCEEDED:
+        return 0
+    reason = f": {result.error.message}" if result.error else ""
+    print(f"job {result.job_id} {result.state.value}{reason}", file=sys.stderr)
+    return FAILED_ROWS
+
+
+@app.command()
+def status(
+    job_id: JobId,
+    redis: Redis = DEFAULT_URL,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything known, as JSON.")] = False,
+) -> None:
+    """Print where a job is: queued, running, succeeded, failed, cancelled or expired."""
+    with Client(redis) as client:
+        found = client.status(job_id)
+    if as_json:
+        print(found.model_dump_json(indent=2))
+        return
+    print(found.state.value)
+    if found.result and found.result.error:
+        print(found.result.error.message, file=sys.stderr)
+
+
+@app.command()
+def cancel(job_id: JobId, redis: Redis = DEFAULT_URL) -> None:
+    """Cancel a job, queued or running, and print its state; one that has ended keeps its result."""
+    with Client(redis) as client:
+        print(client.cancel(job_id).value)
+
+
+@app.command()
+def models(redis: Redis = DEFAULT_URL) -> None:
+    """List the models that workers serve now: name, state, jobs in the worker, worker."""
+    with Client(redis) as client:
+        workers = client.workers()
+    if not workers:
+        print(f"no worker listens at {client.url}; start one with `headrace worker`", file=sys.stderr)
+        raise typer.Exit(NO_WORKER)
+    for info in sorted(workers, key=lambda info: (info.model, info.worker_id)):
+        print(f"{info.model}\t{info.state}\t{info.running}\t{info.worker_id}")
+
+
+def main() -> None:
+    """Entry point: run a command; an expected error is one sentence and an exit code."""
+    try:
+        app(prog_name="headrace")
+    except BrokerUnavailable as error:
+        _exit(error, NO_BROKER)
+    except HeadraceError as error:
+        _exit(error, BAD_INPUT)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def _exit(error: HeadraceError, code: int) -> None:
+    print(f"headrace: {error}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,276 @@
+"""The client: submit jobs, follow their tokens, read their results."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from .connection import DEFAULT_URL, broker_errors, connect
+from .errors import WaitTimeout
+from .events import START, DeltaOrder, Event, Finished, check_position, check_replayable, parse_event
+from .hints import HintSender
+from .keys import DEFAULT_PREFIX, Keys
+from .ledger import Ledger, Submission
+from .records import DEFAULT_RETENTION_S, WorkerInfo, job_not_found, parse_status, request_from, submission
+from .schema import JobResult, JobState, JobStatus
+
+URL_VARIABLE = "HEADRACE_REDIS_URL"
+SUBMIT_CHUNK = 500
+"""Records written in one round trip; each chunk sends one hint."""
+BLOCK_MS = 1000
+"""Longest blocking read; a reader then looks whether the job is still there."""
+
+logger = logging.getLogger(__name__)
+
+
+class Client:
+    """headrace's producer side over one Redis server. Thread-safe; reusable; closes as a context manager.
+
+    Example::
+
+        with Client("redis://localhost:6379/0") as client:
+            job = client.submit("Name three rivers.", max_tokens=50)
+            for event in client.stream(job):
+                if isinstance(event, Delta):
+                    print(event.text, end="")
+            print(client.result(job).completion_tokens)
+
+    Args:
+        url: ``redis://``, ``rediss://`` or ``unix://``; by default ``$HEADRACE_REDIS_URL``, else localhost.
+        prefix: of all keys; the workers' must be the same.
+        retention_s: life of a job's record and log after its end.
+
+    Every method raises :class:`BrokerUnavailable` where Redis does not answer.
+    """
+
+    def __init__(
+        self, url: str | None = None, *, prefix: str = DEFAULT_PREFIX, retention_s: int = DEFAULT_RETENTION_S
+    ) -> None:
+        self.url = url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+        self.keys = Keys(prefix)
+        self._redis = connect(self.url)
+        self._ledger = Ledger(self._redis, self.keys)
+        self._hints = HintSender(self.url)
+        self._retention_s = retention_s
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop the connections."""
+        self._hints.close()
+        self._redis.close()
+
+    def submit(self, request: Any = None, *, job_id: str | None = None, group: str = "", **parameters: Any) -> str:
+        """Queue one job.
+
+        Args:
+            request: a text (one user message), a list of messages, or a body in OpenAI's form.
+            job_id: an id of your own; submitting it again changes nothing and is no error.
+            group: jobs whose endings :meth:`endings` reports together.
+            parameters: the body's fields by OpenAI's names, such as ``max_tokens`` or ``temperature``.
+
+        Returns:
+            The job's id.
+
+        Raises:
+            InvalidRequest: naming the parameter at fault.
+        """
+        parsed = request_from(request, parameters)
+        job = submission(parsed, job_id=job_id, group=group, retention_s=self._retention_s)
+        self._submit([job])
+        return job.job_id
+
+    def submit_many(
+        self,
+        requests: Iterable[Any],
+        *,
+        job_ids: Iterable[str] | None = None,
+        group: str = "",
+        **parameters: Any,
+    ) -> list[str]:
+        """Queue many jobs, a few hundred in each round trip.
+
+        All requests are checked before the first is queued. ``job_ids`` gives each an id of your own;
+        the rest is as for :meth:`submit`.
+
+        Raises:
+            InvalidRequest: naming the parameter at fault.
+        """
+        parsed = [request_from(request, parameters) for request in requests]
+        ids = [None] * len(parsed) if job_ids is None else list(job_ids)
+        jobs = [
+            submission(request, job_id=job_id, group=group, retention_s=self._retention_s)
+            for request, job_id in zip(parsed, ids, strict=True)
+        ]
+        self._submit(jobs)
+        return [job.job_id for job in jobs]
+
+    def _submit(self, jobs: Sequence[Submission]) -> None:
+        with broker_errors(self.url):
+            for start in range(0, len(jobs), SUBMIT_CHUNK):
+                chunk = jobs[start : start + SUBMIT_CHUNK]
+                self._ledger.submit(chunk)
+                for queue in {job.queue for job in chunk}:
+                    self._hints.send(queue)
+
+    def stream(self, job_id: str, *, after: str = START, timeout: float | None = None) -> Iterator[Event]:
+        """Replay a job's events after a position, then follow them to the end.
+
+        Connecting late, or again with the position of the last event seen, gives every event once.
+
+        Args:
+            job_id: the job.
+            after: position of the last event that was seen; the start by default.
+            timeout: seconds until the end must have come.
+
+        Yields:
+            Events in order; the last is :class:`Finished`. Nothing, where that one was seen already.
+
+        Raises:
+            JobNotFound: where there is no such job.
+            StreamPositionError: where ``after`` is no position, or events after it are gone.
+            WaitTimeout: where the time is over.
+        """
+        check_position(after)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with broker_errors(self.url):
+            self._last_position(job_id, after)
+            order, position = DeltaOrder(), after
+            while True:
+                block = block_ms(deadline)
+                reply: Any = self._redis.xread({self.keys.events(job_id): position}, count=500, block=block)
+                for position, fields in stream_entries(reply):
+                    event = order.checked(parse_event(position, fields["event"]))
+                    yield event
+                    if isinstance(event, Finished):
+                        return
+                if not reply and self._state(job_id).ended and self._last_position(job_id, position) == position:
+                    return
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise WaitTimeout(f"job {job_id} did not end within {timeout} s")
+
+    def _last_position(self, job_id: str, after: str) -> str:
+        """Position of the newest event, :data:`START` where there is none yet; checks ``after`` against the log."""
+        try:
+            info: Any = self._redis.xinfo_stream(self.keys.events(job_id))
+        except ResponseError:  # no log yet: the job is queued, or there is none
+            self._state(job_id)
+            info = None
+        first, last, trimmed = stream_bounds(info)
+        check_replayable(after, first=first, last=last, trimmed=trimmed)
+        return last
+
+    def _state(self, job_id: str) -> JobState:
+        state: Any = self._redis.hget(self.keys.job(job_id), "state")
+        if state is None:
+            raise job_not_found(job_id)
+        return JobState(state)
+
+    def result(self, job_id: str, *, timeout: float | None = None) -> JobResult:
+        """Wait for a job's end and return its result, whatever it is; see :attr:`JobResult.state`.
+
+        Raises:
+            JobNotFound: where there is no such job.
+            WaitTimeout: where ``timeout`` seconds pass first.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with broker_errors(self.url):
+            while True:
+                # The position is read first: an ending that comes between the two reads is then still ahead.
+                position = self._last_position(job_id, START)
+                status = self.status(job_id)
+                if status.result is not None:
+                    return status.result
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                for event in self.stream(job_id, after=position, timeout=left):
+                    if isinstance(event, Finished):
+                        return event.result
+
+    def status(self, job_id: str) -> JobStatus:
+        """Where a job is now.
+
+        Raises:
+            JobNotFound: where there is no such job.
+        """
+        with broker_errors(self.url):
+            record: Any = self._redis.hgetall(self.keys.job(job_id))
+        return parse_status(job_id, record)
+
+    def cancel(self, job_id: str) -> JobState:
+        """Cancel a job, queued or running; one that has ended keeps its result.
+
+        Returns:
+            The state afterwards: ``cancelled``, or how the job had ended before.
+
+        Raises:
+            JobNotFound: where there is no such job.
+        """
+        with broker_errors(self.url):
+            state = self._ledger.cancel(job_id)
+        if state is None:
+            raise job_not_found(job_id)
+        return JobState(state)
+
+    def results(self, job_ids: Sequence[str]) -> dict[str, JobResult]:
+        """Results of those of the jobs that have ended, in one round trip."""
+        with broker_errors(self.url), self._redis.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.hget(self.keys.job(job_id), "result")
+            replies = pipe.execute()
+        return {
+            job_id: JobResult.model_validate_json(reply)
+            for job_id, reply in zip(job_ids, replies, strict=True)
+            if reply is not None
+        }
+
+    def endings(self, group: str, *, after: str = START, block_ms: int = BLOCK_MS) -> list[tuple[str, str]]:
+        """Jobs of a group that ended after a position, waiting up to ``block_ms`` for the first.
+
+        Returns:
+            Pairs of position and job id, in the order of ending; empty where none ended in time.
+        """
+        with broker_errors(self.url):
+            reply: Any = self._redis.xread({self.keys.group(group): after}, count=1000, block=block_ms)
+        return [(position, fields["id"]) for position, fields in stream_entries(reply)]
+
+    def workers(self) -> list[WorkerInfo]:
+        """Workers that are alive."""
+        with broker_errors(self.url):
+            ids: Any = self._redis.zrange(self.keys.workers, 0, -1)
+            with self._redis.pipeline(transaction=False) as pipe:
+                for worker_id in ids:
+                    pipe.hgetall(self.keys.worker(worker_id))
+                records = pipe.execute()
+        return [WorkerInfo.parse(worker_id, record) for worker_id, record in zip(ids, records, strict=True) if record]
+
+
+def block_ms(deadline: float | None) -> int:
+    """How long a read may block: at least 1 ms, since 0 would mean for ever."""
+    if deadline is None:
+        return BLOCK_MS
+    return max(1, min(BLOCK_MS, int((deadline - time.monotonic()) * 1000)))
+
+
+def stream_bounds(info: Any) -> tuple[str, str, bool]:
+    """First and last position of a log and whether it lost events, from ``XINFO STREAM``; None is no log yet."""
+    if info is None:
+        return START, START, False
+    return info["recorded-first-entry-id"], info["last-generated-id"], info["entries-added"] > info["length"]
+
+
+def stream_entries(reply: Any) -> Iterator[tuple[str, dict[str, str]]]:
+    """Entries of a reply of XREAD on one stream."""
+    for _, entries in reply:
+        yield from entries

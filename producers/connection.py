@@ -1,0 +1,99 @@
+"""Connections to Redis, from one URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+from redis import ConnectionPool, Redis
+from redis.asyncio import ConnectionPool as AsyncConnectionPool
+from redis.asyncio import Redis as AsyncRedis
+from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from .errors import BrokerUnavailable
+
+DEFAULT_URL = "redis://localhost:6379/0"
+SCHEMES = ("redis", "rediss", "unix")
+_CONNECT_SECONDS = 5.0
+# Longer than any blocking read, so that only a dead connection reaches it.
+_SOCKET_SECONDS = 30.0
+
+
+def connect(url: str) -> Redis:
+    """A client for a URL; it connects on first use.
+
+    Raises:
+        BrokerUnavailable: where the URL is none.
+    """
+    return Redis(connection_pool=_checked_pool(ConnectionPool, url))
+
+
+def connect_async(url: str) -> AsyncRedis:
+    """An asyncio client for a URL; it connects on first use.
+
+    Raises:
+        BrokerUnavailable: where the URL is none.
+    """
+    return AsyncRedis(connection_pool=_checked_pool(AsyncConnectionPool, url))
+
+
+def _checked_pool(pool_class: Any, url: str) -> Any:
+    if urlsplit(url).scheme not in SCHEMES:
+        raise BrokerUnavailable(
+            f"{without_password(url)!r} is no Redis URL; it must look like {DEFAULT_URL}, rediss://... or unix:///path"
+        )
+    timeouts: dict[str, Any] = {"socket_timeout": _SOCKET_SECONDS}
+    if not url.startswith("unix:"):
+        timeouts["socket_connect_timeout"] = _CONNECT_SECONDS
+    try:
+        return pool_class.from_url(url, decode_responses=True, **timeouts)
+    except ValueError as error:
+        raise BrokerUnavailable(f"{without_password(url)!r} is no Redis URL: {error}") from error
+
+
+def without_password(url: str) -> str:
+    """A URL that may be shown."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
+
+
+@contextmanager
+def broker_errors(url: str) -> Iterator[None]:
+    """Turn what redis-py raises on a lost connection into one clear sentence.
+
+    Raises:
+        BrokerUnavailable: where Redis does not answer or refuses the login.
+    """
+    try:
+        yield
+    except AuthenticationError as error:
+        raise BrokerUnavailable(f"Redis at {without_password(url)} refuses the login: {error}") from error
+    except (RedisConnectionError, RedisTimeoutError) as error:
+        raise BrokerUnavailable(f"no Redis answers at {without_password(url)}: {error}") from error
+
+
+def celery_url(url: str) -> str:
+    """The same server as Celery and kombu spell it; they have their own form for Unix sockets."""
+    parts = urlsplit(url)
+    if parts.scheme != "unix":
+        return url
+    database = dict(parse_qsl(parts.query)).get("db", "0")
+    return f"redis+socket://{parts.path}?virtual_host={database}"
+
+
+__all__ = [
+    "DEFAULT_URL",
+    "RedisError",
+    "broker_errors",
+    "celery_url",
+    "connect",
+    "connect_async",
+    "without_password",
+]

@@ -1,0 +1,140 @@
+"""A job's event log: one Redis Stream, replayed from any position and then followed.
+
+started {attempt, worker}        an attempt begins
+delta   {attempt, seq, text, token_ids}
+reset   {attempt}                what came before is void; text starts over
+done | error | cancelled | expired {result}     exactly one, the last
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import StreamPositionError
+from .schema import JobResult, JobState
+
+START = "0-0"
+"""The position before the first event."""
+
+TERMINAL_KINDS = {
+    JobState.SUCCEEDED: "done",
+    JobState.FAILED: "error",
+    JobState.CANCELLED: "cancelled",
+    JobState.EXPIRED: "expired",
+}
+
+_POSITION = re.compile(r"\d{1,20}-\d{1,20}")
+
+
+@dataclass(frozen=True)
+class Started:
+    """An attempt to run the job begins."""
+
+    position: str
+    attempt: int
+    worker: str
+
+
+@dataclass(frozen=True)
+class Delta:
+    """New text. ``seq`` counts 1, 2, 3 ... within an attempt."""
+
+    position: str
+    attempt: int
+    seq: int
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Reset:
+    """All text before this event is void; the job starts over."""
+
+    position: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The job is over; nothing follows."""
+
+    position: str
+    result: JobResult
+
+
+Event = Started | Delta | Reset | Finished
+
+
+def parse_event(position: str, document: str) -> Event:
+    """An event from its JSON document; ``position`` is its id in the stream."""
+    fields: dict[str, Any] = json.loads(document)
+    match fields["kind"]:
+        case "started":
+            return Started(position, fields["attempt"], fields["worker"])
+        case "delta":
+            return Delta(position, fields["attempt"], fields["seq"], fields["text"], tuple(fields["token_ids"]))
+        case "reset":
+            return Reset(position, fields["attempt"])
+        case _:
+            return Finished(position, JobResult.model_validate(fields["result"]))
+
+
+def delta_document(attempt: int, seq: int, text: str, token_ids: list[int]) -> str:
+    """The JSON document of a delta."""
+    return json.dumps({"kind": "delta", "attempt": attempt, "seq": seq, "text": text, "token_ids": token_ids})
+
+
+def check_position(after: str) -> None:
+    """Check that a position is one that an event carried.
+
+    Raises:
+        StreamPositionError: where it is not of that form.
+    """
+    if not _POSITION.fullmatch(after):
+        raise StreamPositionError(
+            f"{after!r} is no position: give an event's, such as 1700000000000-0, or {START} for the start"
+        )
+
+
+def check_replayable(after: str, *, first: str, last: str, trimmed: bool) -> None:
+    """Check that every event after ``after`` is still in the log.
+
+    Args:
+        after: a position.
+        first, last: positions of the oldest event kept and of the newest one written.
+        trimmed: whether the log has lost events at its beginning.
+
+    Raises:
+        StreamPositionError: where events after the position are gone, or it lies in the future.
+    """
+    if trimmed and _order(after) < _order(first):
+        raise StreamPositionError(f"events after {after} were trimmed from the log; read the job's result instead")
+    if _order(last) < _order(after):
+        raise StreamPositionError(f"the position {after} is after the newest event, {last}")
+
+
+class DeltaOrder:
+    """Checks that no delta is missing between two that a reader gets, as when the log is trimmed under it."""
+
+    def __init__(self) -> None:
+        self._last: Delta | None = None
+
+    def checked(self, event: Event) -> Event:
+        """The event itself.
+
+        Raises:
+            StreamPositionError: where deltas before it are missing.
+        """
+        if isinstance(event, Delta):
+            if self._last and self._last.attempt == event.attempt and event.seq != self._last.seq + 1:
+                raise StreamPositionError(f"deltas {self._last.seq + 1} to {event.seq - 1} were trimmed from the log")
+            self._last = event
+        return event
+
+
+def _order(position: str) -> tuple[int, int]:
+    milliseconds, _, count = position.partition("-")
+    return int(milliseconds), int(count)

@@ -1,0 +1,67 @@
+"""Celery as headrace uses it: hints that wake workers, and tasks for plain Celery applications.
+
+A hint says "there is work for this model" and nothing else. The work is in the ledger, so a hint that is
+lost, doubled or late costs at most the workers' polling interval.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .connection import celery_url
+from .keys import DEFAULT_QUEUE
+
+HINT_TASK = "headrace.hint"
+GENERATE_TASK = "headrace.generate"
+VISIBILITY_SECONDS = 60
+"""A Celery message whose holder stopped refreshing it for this long is delivered again."""
+
+
+def celery_queue(queue: str = DEFAULT_QUEUE) -> str:
+    """Name of the Celery queue for a model's queue; the default one is ``headrace``."""
+    return "headrace" if queue == DEFAULT_QUEUE else f"headrace.{queue}"
+
+
+def celery_settings(url: str) -> dict[str, Any]:
+    """Settings that producers and workers share: JSON only, short visibility, nothing kept for ever."""
+    return {
+        "broker_url": celery_url(url),
+        "result_backend": celery_url(url),
+        "task_serializer": "json",
+        "result_serializer": "json",
+        "accept_content": ["json"],
+        "result_accept_content": ["json"],
+        "task_default_queue": celery_queue(),
+        "task_default_priority": 0,
+        "result_expires": 86_400,
+        "broker_transport_options": {"visibility_timeout": VISIBILITY_SECONDS},
+        "broker_connection_retry_on_startup": True,
+        "task_ignore_result": False,
+        "timezone": "UTC",
+    }
+
+
+class HintSender:
+    """Sends hints. Celery is imported with the first one, so that importing headrace stays quick.
+
+    Args:
+        url: of the Redis server.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._app: Any = None
+
+    def send(self, queue: str) -> None:
+        """Wake a worker that serves ``queue``."""
+        if self._app is None:
+            from celery import Celery  # noqa: PLC0415
+
+            self._app = Celery("headrace.producers", set_as_current=False)
+            self._app.conf.update(celery_settings(self._url))
+        self._app.send_task(HINT_TASK, queue=celery_queue(queue), ignore_result=True)
+
+    def close(self) -> None:
+        """Drop Celery's connections."""
+        if self._app is not None:
+            self._app.close()

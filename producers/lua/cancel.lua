@@ -1,0 +1,11 @@
+-- Cancel a job in any state. A running job loses its owner here and now: the worker's next write is refused.
+-- ARGV: prefix, id, event_limit
+-- Returns the job's state afterwards ('cancelled', or how it had ended before), or nil where there is none.
+local id = ARGV[2]
+local state = redis.call('HGET', job_key(id), 'state')
+if not state then return nil end
+if state == 'queued' or state == 'running' then
+  end_job(id, 'cancelled', 'cancelled', result_without_answer(id, 'cancelled'), ARGV[3])
+  return 'cancelled'
+end
+return state

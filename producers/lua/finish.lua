@@ -1,0 +1,9 @@
+-- End a job with its worker's result.
+-- ARGV: prefix, id, token, state, kind, result, event_limit
+-- Returns 1 where this attempt ended the job, now or in an earlier call whose reply was lost; else 0.
+local id, token = ARGV[2], ARGV[3]
+local fields = redis.call('HMGET', job_key(id), 'token', 'ended_by')
+if fields[2] == token then return 1 end
+if fields[1] ~= token then return 0 end
+end_job(id, ARGV[4], ARGV[5], ARGV[6], ARGV[7])
+return 1

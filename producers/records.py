@@ -1,0 +1,131 @@
+"""From what users write to ledger records, and from records back to what users read.
+
+Shared by the sync client, the async client, the dataset runner and the workers.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import InvalidRequest, JobNotFound
+from .keys import DEFAULT_QUEUE
+from .ledger import Submission
+from .schema import GenerationRequest, JobResult, JobState, JobStatus
+
+DEFAULT_RETENTION_S = 86_400
+"""Life of a job's record and log after its end: one day."""
+
+_JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def request_from(request: Any, parameters: dict[str, Any]) -> GenerationRequest:
+    """The request behind what a caller passed.
+
+    Args:
+        request: a :class:`GenerationRequest`, a text (one user message), a list of messages, a body in OpenAI's
+            form, or what an earlier ``generate`` in a chain returned, whose text becomes the user message.
+        parameters: added to the body.
+
+    Raises:
+        InvalidRequest: where that makes no request.
+    """
+    if isinstance(request, GenerationRequest):
+        return GenerationRequest.parse({**request.model_dump(exclude_unset=True), **parameters})
+    if isinstance(request, dict) and "job_id" in request and "text" in request:
+        request = request["text"]
+    if isinstance(request, str):
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": request}]}
+    elif isinstance(request, list):
+        body = {"messages": request}
+    elif isinstance(request, dict):
+        body = dict(request)
+    elif request is None:
+        body = {}
+    else:
+        raise InvalidRequest("the request must be a text, a list of messages, or a body", code="invalid_type")
+    return GenerationRequest.parse({**body, **parameters})
+
+
+def submission(
+    request: GenerationRequest,
+    *,
+    job_id: str | None = None,
+    group: str = "",
+    retention_s: int = DEFAULT_RETENTION_S,
+) -> Submission:
+    """The ledger record for a request. A seed is drawn here, once, where the user gave none.
+
+    Raises:
+        InvalidRequest: where the job id cannot be part of a key, or the retention is not positive.
+    """
+    job_id = uuid.uuid4().hex if job_id is None else job_id
+    if not _JOB_ID.fullmatch(job_id):
+        raise InvalidRequest(
+            f"the job id {job_id!r} is refused; ids are 1 to 128 letters, digits, dots, dashes and underscores",
+            param="job_id",
+        )
+    if retention_s < 1:
+        raise InvalidRequest(f"retention_s is {retention_s}; it must be at least 1", param="retention_s")
+    return Submission(
+        job_id=job_id,
+        request=request.with_seed().model_dump_json(exclude_none=True),
+        queue=request.model or DEFAULT_QUEUE,
+        retention_s=retention_s,
+        group=group,
+    )
+
+
+def job_not_found(job_id: str) -> JobNotFound:
+    """The error for a job that is not there."""
+    return JobNotFound(f"there is no job {job_id}, or its record has outlived its retention")
+
+
+def parse_status(job_id: str, record: Mapping[str, str]) -> JobStatus:
+    """A job's status from its hash.
+
+    Raises:
+        JobNotFound: where the hash is empty.
+    """
+    if not record:
+        raise job_not_found(job_id)
+    result = record.get("result")
+    return JobStatus(
+        job_id=job_id,
+        state=JobState(record["state"]),
+        attempt=int(record["attempt"]),
+        completion_tokens=int(record.get("completion_tokens", 0)),
+        worker=record.get("worker"),
+        result=JobResult.model_validate_json(result) if result else None,
+    )
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """What a live worker says about itself."""
+
+    worker_id: str
+    model: str
+    state: str
+    """``ready`` or ``draining``."""
+    running: int
+    """Requests in the engine."""
+    generation_tokens: int
+    """Tokens since the worker's start."""
+    peak_running: int
+    """Most requests computed in one step."""
+
+    @classmethod
+    def parse(cls, worker_id: str, fields: Mapping[str, str]) -> WorkerInfo:
+        """From the worker's hash."""
+        return cls(
+            worker_id=worker_id,
+            model=fields["model"],
+            state=fields["state"],
+            running=int(fields["running"]),
+            generation_tokens=int(fields["generation_tokens"]),
+            peak_running=int(fields["peak_running"]),
+        )

@@ -1,0 +1,112 @@
+"""Paged attention against its plain twin; every slot that nobody wrote is NaN in all of these."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from headrace.kernels import AttentionBatch
+
+from .paged import NAN, paged_case
+
+# Prefill chunks and decodes mixed, with contexts that end before, at and after the edge of a block of 4.
+MIXED = [(1, 1), (3, 3), (1, 4), (4, 4), (1, 5), (5, 5), (2, 9), (1, 8), (7, 16), (1, 17)]
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 160, 256])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (6, 1), (12, 2), (14, 2), (8, 8)])
+def test_d15_head_sizes_and_groups(head_dim: int, heads: int, kv_heads: int) -> None:
+    paged_case(MIXED, heads=heads, kv_heads=kv_heads, head_dim=head_dim).check()
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16, 32])
+def test_block_sizes(block_size: int) -> None:
+    edges = [block_size - 1, block_size, block_size + 1, 2 * block_size, 2 * block_size + 1]
+    decodes = [(1, context_len) for context_len in edges if context_len]
+    chunks = [(min(3, context_len), context_len) for context_len in edges if context_len]
+    paged_case(decodes + chunks, block_size=block_size).check()
+
+
+@pytest.mark.parametrize("window", [1, 2, 4, 5, 8, 100])
+def test_d17_sliding_window(window: int) -> None:
+    paged_case(MIXED).check(sliding_window=window)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_soft_cap(window: int | None) -> None:
+    case = paged_case(MIXED)
+    case.check(soft_cap=0.7, sliding_window=window)
+    assert not torch.allclose(case.run(soft_cap=0.7), case.run(), atol=1e-2), "the cap did nothing"
+
+
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+@pytest.mark.parametrize("poison", [NAN, float("inf"), -float("inf")])
+def test_unwritten_slots_do_not_leak(poison: float, soft_cap: float | None) -> None:
+    case = paged_case([(1, 2), (1, 9), (3, 6)])
+    assert case.batch.groups[0].block_ids.eq(0).any(), "no row is padded with block 0"
+    for cache in (case.key_cache, case.value_cache):
+        assert cache[0].isnan().all()
+        cache.masked_fill_(cache.isnan(), poison)
+    assert case.run(soft_cap=soft_cap).isfinite().all()
+    case.check(soft_cap=soft_cap)
+
+
+def test_block_placement_does_not_matter() -> None:
+    answers = [paged_case(MIXED, seed=1).run()]
+    case = paged_case(MIXED, seed=1)
+    moved = torch.randperm(case.key_cache.shape[0], generator=torch.Generator().manual_seed(5))
+    # Block b moves to place[b]; the tables follow it.
+    place = moved.argsort()
+    tables = [[int(place[block]) for block in table] for table in case.block_tables]
+    assert tables != case.block_tables
+    batch = AttentionBatch.build(
+        slot_mapping=case.batch.slot_mapping,
+        block_tables=tables,
+        query_lens=case.query_lens,
+        context_lens=case.context_lens,
+        block_size=4,
+    )
+    case = replace(case, key_cache=case.key_cache[moved], value_cache=case.value_cache[moved], batch=batch)
+    answers.append(case.run())
+    torch.testing.assert_close(answers[0], answers[1], atol=0, rtol=0)
+
+
+def test_decodes_of_unlike_lengths_are_split_into_groups() -> None:
+    case = paged_case([(1, 3), (1, 400), (1, 40), (1, 5), (1, 60), (1, 390)])
+    widths = [group.block_ids.shape for group in case.batch.groups]
+    assert len(widths) == 3, widths
+    padded = sum(sequences * blocks for sequences, blocks in widths)
+    used = sum(len(table) for table in case.block_tables)
+    assert padded < 1.5 * used
+    case.check()
+
+
+def test_a_prefill_chunk_of_one_token_is_like_a_decode() -> None:
+    paged_case([(1, 1), (1, 33), (4, 33)]).check()
+
+
+def test_low_precision_stays_close() -> None:
+    case = paged_case(MIXED, head_dim=64)
+    low = replace(
+        case,
+        query=case.query.bfloat16(),
+        key_cache=case.key_cache.bfloat16(),
+        value_cache=case.value_cache.bfloat16(),
+    )
+    answer = low.run()
+    assert answer.dtype is torch.bfloat16
+    torch.testing.assert_close(answer.float(), low.expected(), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize(("query_len", "context_len"), [(0, 3), (4, 3)])
+def test_impossible_lengths_are_refused(query_len: int, context_len: int) -> None:
+    with pytest.raises(ValueError, match=f"{query_len} query tokens and {context_len} context tokens"):
+        AttentionBatch.build(
+            slot_mapping=torch.zeros(query_len, dtype=torch.int64),
+            block_tables=[[1]],
+            query_lens=[query_len],
+            context_lens=[context_len],
+            block_size=4,
+        )

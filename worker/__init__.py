@@ -1,0 +1,1 @@
+"""The worker: takes jobs from Redis, runs them in the engine, and publishes what comes out."""

@@ -1,0 +1,100 @@
+"""``headrace worker``: serve one model from a Redis queue until told to stop."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from ..producers import engine_flags as flags
+from ..producers.client import URL_VARIABLE
+from ..producers.connection import DEFAULT_URL, broker_errors, connect, without_password
+from ..producers.errors import BrokerUnavailable
+from ..producers.exit_codes import BAD_INPUT, NO_BROKER
+from .settings import WorkerSettings
+
+logger = logging.getLogger("headrace.worker")
+
+HELP = """Serve one model: take jobs from Redis, run them, publish their tokens.
+
+SIGTERM or Ctrl-C stops it in order: it takes no new job, lets running ones finish within the grace time, and
+hands back the rest. A second signal stops at once.
+
+Examples:
+
+  headrace worker
+
+  headrace worker --redis redis://queue:6379/0 --model ./my-model --dtype bfloat16
+"""
+
+
+def main(
+    redis: Annotated[
+        str, typer.Option(help="URL of the Redis server.", envvar=URL_VARIABLE, rich_help_panel="Queue")
+    ] = DEFAULT_URL,
+    drain_grace: Annotated[
+        float,
+        typer.Option(
+            help="Seconds for running jobs to finish on SIGTERM.",
+            min=0,
+            envvar="HEADRACE_DRAIN_GRACE",
+            rich_help_panel="Queue",
+        ),
+    ] = 30.0,
+    model: flags.Model = flags.EngineFlags.model,
+    dtype: flags.DType = flags.EngineFlags.dtype,
+    max_model_len: flags.MaxModelLen = None,
+    max_num_seqs: flags.MaxNumSeqs = flags.EngineFlags.max_num_seqs,
+    max_num_batched_tokens: flags.MaxNumBatchedTokens = flags.EngineFlags.max_num_batched_tokens,
+    block_size: flags.BlockSize = flags.EngineFlags.block_size,
+    kv_cache_memory: flags.KVCacheMemory = flags.EngineFlags.kv_cache_memory,
+    device: flags.Device = flags.EngineFlags.device,
+) -> None:
+    """Check the flags and the server, load the model, run."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    engine_flags = flags.EngineFlags(
+        model, dtype, max_model_len, max_num_seqs, max_num_batched_tokens, block_size, kv_cache_memory, device
+    )
+    _check_broker(redis)
+    from ..engine import Engine, EngineError  # noqa: PLC0415  # after the cheap checks: torch takes seconds
+    from .app import HeadraceApp  # noqa: PLC0415
+    from .engine_settings import engine_config  # noqa: PLC0415
+    from .service import WorkerService  # noqa: PLC0415
+
+    try:
+        config = engine_config(engine_flags)
+        logger.info("loading %s", config.model)
+        engine = Engine.load(config)
+    except EngineError as error:
+        print(f"headrace worker: {error}", file=sys.stderr)
+        raise typer.Exit(BAD_INPUT) from error
+    settings = WorkerSettings(redis_url=redis, drain_grace_s=drain_grace)
+    service = WorkerService(settings, engine, config.max_num_seqs)
+    logger.info("serving %s from %s as %s", engine.name, without_password(redis), settings.worker_id)
+    status = HeadraceApp(service).run()
+    logger.info("stopped")
+    raise typer.Exit(status)
+
+
+def _check_broker(url: str) -> None:
+    try:
+        with broker_errors(url):
+            client = connect(url)
+            client.ping()
+            client.close()
+    except BrokerUnavailable as error:
+        print(f"headrace worker: {error}", file=sys.stderr)
+        raise typer.Exit(NO_BROKER) from error
+
+
+def cli() -> None:
+    """The command, under the name by which users call it."""
+    app = typer.Typer(add_completion=False)
+    app.command(help=HELP)(main)
+    app(prog_name="headrace worker")
+
+
+if __name__ == "__main__":
+    cli()

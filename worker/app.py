@@ -1,0 +1,75 @@
+"""The Celery application of a worker."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from celery import Celery, Task
+from celery.apps.worker import Worker as CeleryWorker
+from celery.exceptions import SecurityWarning
+from kombu import Queue
+
+from ..producers.errors import JobFailed
+from ..producers.hints import GENERATE_TASK, HINT_TASK, celery_queue, celery_settings
+from ..producers.schema import JobResult, JobState
+from .service import WorkerService
+
+
+class HeadraceApp(Celery):  # type: ignore[misc]
+    """Celery over one :class:`WorkerService`.
+
+    Attributes:
+        service: what hosts the engine.
+        finished: results of held tasks whose tracer is about to run, by task id; the pool puts them there and
+            the task's body takes them.
+    """
+
+    def __init__(self, service: WorkerService) -> None:
+        super().__init__("headrace.worker", set_as_current=False)
+        self.service = service
+        self.finished: dict[str, JobResult] = {}
+        self.conf.update(
+            celery_settings(service.settings.redis_url),
+            worker_pool="headrace.worker.pool:EnginePool",
+            # Messages that may be held at once; hints are done at once and do not count.
+            worker_concurrency=service.max_inflight,
+            worker_prefetch_multiplier=1,
+            task_acks_late=True,
+            task_queues=[Queue(celery_queue(queue)) for queue in service.queues],
+            worker_hijack_root_logger=False,
+        )
+
+        def generate(task: Task, *_args: Any, **_parameters: Any) -> dict[str, Any]:
+            return self._take_finished(task.request.id)
+
+        self.task(service.wake, name=HINT_TASK, ignore_result=True)
+        self.task(generate, name=GENERATE_TASK, bind=True, throws=(JobFailed,))
+
+    def _take_finished(self, task_id: str) -> dict[str, Any]:
+        """What ``headrace.generate`` returns; its body runs once the job has ended.
+
+        Raises:
+            JobFailed: where the job has no answer.
+        """
+        result = self.finished.pop(task_id)
+        if result.state is JobState.SUCCEEDED:
+            return result.model_dump(mode="json")
+        reason = result.error.message if result.error else result.state.value
+        raise JobFailed(f"job {result.job_id} {result.state.value}: {reason}")
+
+    def run(self) -> int:
+        """Run the worker in this thread until it is told to stop; returns the exit status."""
+        # Celery warns of root because of pickle, which headrace never accepts.
+        warnings.filterwarnings("ignore", category=SecurityWarning)
+        worker = CeleryWorker(
+            app=self,
+            hostname=f"headrace@{self.service.settings.worker_id}",
+            loglevel="WARNING",
+            quiet=True,
+            without_mingle=True,
+            without_gossip=True,
+            without_heartbeat=True,
+        )
+        worker.start()
+        return int(worker.exitcode or 0)

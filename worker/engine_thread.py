@@ -1,0 +1,97 @@
+"""The engine in a thread of its own, fed through an inbox."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..engine import Engine, EngineStats, RequestError, RequestOutput, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Add:
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class _Abort:
+    request_id: str
+
+
+class EngineThread:
+    """Runs an engine's steps and never waits for anything but work.
+
+    Args:
+        engine: used by this thread alone from :meth:`start` on, except for its encoder.
+        on_outputs: called in this thread after each step; must not block.
+        on_refused: called in this thread with a request that the engine refused.
+        on_crash: called once, in this thread, if a step raises; no step follows.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        on_outputs: Callable[[list[RequestOutput]], None],
+        on_refused: Callable[[str, RequestError], None],
+        on_crash: Callable[[BaseException], None],
+    ) -> None:
+        self._engine = engine
+        self._on_outputs = on_outputs
+        self._on_refused = on_refused
+        self._on_crash = on_crash
+        self._inbox: queue.SimpleQueue[_Add | _Abort | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's counters; reading them needs no lock."""
+        return self._engine.stats
+
+    def start(self) -> None:
+        """Begin to step."""
+        self._thread.start()
+
+    def add(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
+        """Hand a request to the engine."""
+        self._inbox.put(_Add(request_id, prompt_token_ids, params))
+
+    def abort(self, request_id: str) -> None:
+        """Have the engine drop a request, in whatever state it is."""
+        self._inbox.put(_Abort(request_id))
+
+    def stop(self) -> None:
+        """End after the current step."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._take_messages():
+                if outputs := self._engine.step():
+                    self._on_outputs(outputs)
+        except BaseException as error:
+            logger.exception("the engine crashed")
+            self._on_crash(error)
+
+    def _take_messages(self) -> bool:
+        """Act on all messages that are there, waiting for one if the engine is idle; False ends the thread."""
+        while not (self._engine.has_work and self._inbox.empty()):
+            message = self._inbox.get()
+            if message is None:
+                return False
+            if isinstance(message, _Abort):
+                self._engine.abort(message.request_id)
+                continue
+            try:
+                self._engine.add(message.request_id, message.prompt_token_ids, message.params)
+            except RequestError as error:
+                self._on_refused(message.request_id, error)
+        return True
