@@ -53,16 +53,20 @@ class TokenDecoder:
         )
         return text
 
-    def certain_text(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens, less an incomplete character at their end."""
-        text, unfinished = self.text(token_ids), self.unfinished_bytes(token_ids)
-        if not unfinished:
-            return text
-        kept = list(token_ids)
-        while kept and len(self.token_bytes(kept[-1])) <= unfinished:
-            unfinished -= len(self.token_bytes(kept.pop()))
-        text = self.text(kept)
-        return text.removesuffix(REPLACEMENT) if unfinished else text
+    def certain(self, token_ids: Sequence[int]) -> tuple[int, str]:
+        """What stands before an incomplete character at the tokens' end.
+
+        Returns:
+            How many tokens have no part in that character, and the text up to it.
+        """
+        unfinished = self.unfinished_bytes(token_ids)
+        whole = len(token_ids)
+        while unfinished and len(self.token_bytes(token_ids[whole - 1])) <= unfinished:
+            whole -= 1
+            unfinished -= len(self.token_bytes(token_ids[whole]))
+        text = self.text(token_ids[:whole])
+        # What is left of it now is the end of a token that has whole characters too.
+        return (whole - 1, text.removesuffix(REPLACEMENT)) if unfinished else (whole, text)
 
     def unfinished_bytes(self, token_ids: Sequence[int]) -> int:
         """How many bytes at the end of the tokens begin a character without ending it."""
@@ -117,8 +121,9 @@ class Detokenizer:
     def __init__(self, decoder: TokenDecoder, prompt_token_ids: Sequence[int]) -> None:
         self._decoder = decoder
         self._window = decoder.prompt_tail(prompt_token_ids)
-        self._num_read = len(self._window)
-        self._read_text = decoder.text(self._window)
+        # A prompt may end inside a character, which the output then completes or spoils.
+        self._num_read, certain_text = decoder.certain(self._window)
+        self._read_texts = [certain_text, decoder.text(self._window)]
 
     def add(self, token_ids: Sequence[int]) -> str:
         """Take new tokens; return the text that is certain by now, possibly empty."""
@@ -132,13 +137,13 @@ class Detokenizer:
             # The tokens read now are the context of the next ones.
             self._window = self._window[self._num_read :]
             self._num_read = len(self._window)
-            self._read_text = self._decoder.text(self._window)
+            self._read_texts = [self._decoder.text(self._window)]
         return piece
 
     def finish(self) -> str:
         """Return what was held back, less an incomplete last character. Nothing may be added after it."""
-        return self._past_read(self._decoder.certain_text(self._window))
+        _, text = self._decoder.certain(self._window)
+        return self._past_read(text)
 
     def _past_read(self, text: str) -> str:
-        # A prompt may end inside a character that the output completes; then they share less than all of it.
-        return text[len(os.path.commonprefix([self._read_text, text])) :]
+        return text[max(len(os.path.commonprefix([read, text])) for read in self._read_texts) :]

@@ -86,7 +86,8 @@ def _parse_object(line: bytes) -> dict[str, Any]:
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"not UTF-8: byte {error.start + 1} is {line[error.start]:#04x}", code="invalid_json_line")
+        message = f"not UTF-8: byte {error.start + 1} is {line[error.start]:#04x}"
+        raise InvalidRequest(message, code="invalid_json_line") from error
     if _depth(text) > MAX_DEPTH:
         raise InvalidRequest(f"nested more than {MAX_DEPTH} deep", code="invalid_json_line")
     try:

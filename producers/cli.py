@@ -60,10 +60,9 @@ def run(
     Started again after an interruption, the same command goes on where it stopped. The engine's settings count
     only where the run starts its own worker.
 
+    \b
     Examples:
-
       headrace run examples/prompts.jsonl -o out.jsonl
-
       headrace run prompts.jsonl -o out.jsonl --redis redis://queue:6379/0
     """
     from .run_command import RunOptions  # noqa: PLC0415  # rich is not needed by the other commands
@@ -101,16 +100,16 @@ def submit(
 ) -> None:
     """Queue one job and print its id.
 
+    \b
     Examples:
-
       headrace submit "Name three rivers." --max-tokens 50
-
       headrace stream $(headrace submit "Tell me a story.")
     """
     text = sys.stdin.read() if prompt == "-" else prompt
     messages = [{"role": "system", "content": system}] if system else []
-    body = {"prompt": text} if raw else {"messages": [*messages, {"role": "user", "content": text}]}
-    sampling = {
+    prompt_field = {"prompt": text} if raw else {"messages": [*messages, {"role": "user", "content": text}]}
+    body = {
+        **prompt_field,
         "model": model,
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -120,7 +119,7 @@ def submit(
         "seed": seed,
     }
     with Client(redis) as client:
-        print(client.submit(body, **sampling))
+        print(client.submit(body))
 
 
 @app.command()

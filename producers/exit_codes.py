@@ -10,8 +10,8 @@ NO_WORKER = 4
 LEDGER_MISMATCH = 5
 INTERRUPTED = 130
 
-TABLE = """Exit codes:
-
+TABLE = """\b
+Exit codes:
   0   all rows answered
   1   finished, and some rows failed
   2   bad usage or bad input

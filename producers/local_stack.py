@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import queue
-import shutil
 import subprocess
 import sys
 import threading
@@ -162,7 +161,3 @@ class LocalStack:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-    def forget(self) -> None:
-        """Delete the data; for when every row is in the output file."""
-        shutil.rmtree(self.directory, ignore_errors=True)

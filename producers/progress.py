@@ -33,6 +33,8 @@ class RunCounts:
     failed: int = 0
     resumed: int = 0
     """Written by an earlier run; among the done."""
+    resumed_failed: int = 0
+    """Those of the resumed that have no answer."""
     in_flight: int = 0
     output_tokens: int = 0
     prompt_tokens: int = 0
@@ -87,7 +89,7 @@ class LiveTokens:
 
     def _listen(self) -> None:
         try:
-            with self._redis.pubsub(ignore_subscribe_messages=True) as channel:
+            with self._redis.pubsub(ignore_subscribe_messages=True) as channel:  # type: ignore[no-untyped-call]
                 channel.psubscribe(self._pattern)
                 while not self._stopping.is_set():
                     message: Any = channel.get_message(timeout=0.2)

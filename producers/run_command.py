@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -23,7 +24,7 @@ from .errors import BrokerUnavailable, HeadraceError
 from .exit_codes import BAD_INPUT, FAILED_ROWS, INTERRUPTED, LEDGER_MISMATCH, NO_BROKER, NO_WORKER, OK
 from .local_stack import LocalStack, LocalStackError
 from .output_file import LedgerMismatch, OutputFile
-from .progress import BarReporter, LineReporter, Reporter
+from .progress import BarReporter, LineReporter, Reporter, RunCounts
 from .run_record import RunRecord, record_path
 
 _WORKER_SECONDS = 5.0
@@ -78,11 +79,12 @@ def _run(options: RunOptions) -> int:
     plan = scan(options.source, written)
     if options.retry_failed and written.failed:
         output.drop(written.failed)
-        record = RunRecord.new(options.source, options.output)  # new job ids: the old jobs have failed for good
+        _forget_jobs(record)  # they have failed for good: the rows get jobs with new ids
+        record = RunRecord.new(options.source, options.output)
         written = output.read()
         plan = scan(options.source, written)
     _announce(options, plan)
-    record.counts.total, record.counts.resumed = plan.total, plan.resumed
+    record.counts = RunCounts(total=plan.total, resumed=plan.resumed, resumed_failed=plan.failed_before)
     record.save()
     complete = plan.to_go == 0
     if plan.to_go:
@@ -92,8 +94,15 @@ def _run(options: RunOptions) -> int:
 
 
 def _forget_earlier_run(options: RunOptions) -> None:
+    if earlier := RunRecord.resume(options.source, options.output):
+        _forget_jobs(earlier)
     options.output.unlink(missing_ok=True)
     record_path(options.output).unlink(missing_ok=True)
+
+
+def _forget_jobs(record: RunRecord) -> None:
+    """Delete the data of a run's own server, where it had one."""
+    shutil.rmtree(_stack_directory(record), ignore_errors=True)
 
 
 def _announce(options: RunOptions, plan: Plan) -> None:
@@ -122,8 +131,8 @@ def _run_rows(options: RunOptions, record: RunRecord, output: OutputFile, done: 
             record.wall_s = time.monotonic() - started
             if stack:
                 stack.stop()
-    if complete and stack:
-        stack.forget()
+    if complete:
+        _forget_jobs(record)
     return complete
 
 
@@ -181,13 +190,13 @@ def _conclude(options: RunOptions, record: RunRecord, complete: bool) -> int:
     if not complete:
         record.exit_code = INTERRUPTED
     else:
-        record.exit_code = FAILED_ROWS if record.counts.failed else OK
+        record.exit_code = FAILED_ROWS if record.counts.failed or record.counts.resumed_failed else OK
     record.save()
     for line in record.summary():
         _say(line)
     if not complete:
         _say(f"Interrupted. Nothing finished is lost; to go on: {shlex.join(_resume_command(options))}")
-    elif record.counts.failed:
+    elif record.exit_code == FAILED_ROWS:
         _say(f"To try the failed rows again: {shlex.join([*_resume_command(options), '--retry-failed'])}")
     return record.exit_code
 

@@ -27,8 +27,8 @@ class RunRecord:
     input: str
     output: str
     counts: RunCounts = field(default_factory=RunCounts)
-    finish_reasons: Counter[str] = field(default_factory=Counter)
-    errors: Counter[str] = field(default_factory=Counter)
+    finish_reasons: dict[str, int] = field(default_factory=dict)
+    errors: dict[str, int] = field(default_factory=dict)
     wall_s: float = 0.0
     exit_code: int | None = None
     """None while the run goes on, or where it was killed."""
@@ -60,12 +60,13 @@ class RunRecord:
             self.counts.ok += 1
         else:
             self.counts.failed += 1
-            self.errors[error_code] += 1
+            self.errors[error_code] = self.errors.get(error_code, 0) + 1
         if result is not None:
             self.counts.output_tokens += result.completion_tokens
             self.counts.prompt_tokens += result.prompt_tokens
             if result.finish_reason:
-                self.finish_reasons[result.finish_reason] += 1
+                count = self.finish_reasons.get(result.finish_reason, 0)
+                self.finish_reasons[result.finish_reason] = count + 1
 
     def save(self) -> None:
         """Write the record; the old one stays until the new one is whole."""
@@ -87,15 +88,19 @@ class RunRecord:
         counts = self.counts
         rows = f"{counts.done} of {counts.total} rows: {counts.ok} ok, {counts.failed} failed"
         if counts.resumed:
-            rows += f", {counts.resumed} from an earlier run"
+            rows += f", {counts.resumed} from an earlier run ({counts.resumed_failed} failed)"
         lines = [
             rows,
             f"{counts.prompt_tokens} prompt tokens, {counts.output_tokens} output tokens in {self.wall_s:.1f} s "
             f"({self.output_tok_s:.0f} output tok/s)",
         ]
         if self.finish_reasons:
-            lines.append("finished by " + ", ".join(f"{name}: {n}" for name, n in self.finish_reasons.most_common()))
+            lines.append("finished by " + _most_common(self.finish_reasons))
         if self.errors:
-            lines.append("errors: " + ", ".join(f"{code}: {n}" for code, n in self.errors.most_common(5)))
+            lines.append("errors: " + _most_common(self.errors))
         lines.append(f"wrote {self.output} and {record_path(Path(self.output)).name}")
         return lines
+
+
+def _most_common(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name}: {count}" for name, count in Counter(counts).most_common(5))

@@ -1,0 +1,97 @@
+"""Small random models in transformers' format, and their logits by transformers and by us."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from headrace.engine import Engine, EngineConfig, SamplingParams
+from headrace.engine.batch import build_batch
+from headrace.engine.hf_model import TransformersModel
+from headrace.engine.kv_cache import KVCache
+from headrace.engine.request import Request
+from headrace.engine.scheduler import ScheduledChunk, StepPlan
+
+from .toy_tokenizers import byte_level
+
+CPU = torch.device("cpu")
+VOCABULARY = 300
+
+
+def llama_config(**changes: Any) -> LlamaConfig:
+    """A two-layer Llama; weights are large enough that its logits are far apart."""
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 48,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.3,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    return LlamaConfig(**(settings | changes))
+
+
+def save_model(config: Any, directory: Path, seed: int = 0) -> Path:
+    """Write a model with random weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    return directory
+
+
+def load_model(directory: Path) -> TransformersModel:
+    """The model as the engine loads it, in float32."""
+    return TransformersModel(str(directory), torch.float32, CPU)
+
+
+@torch.inference_mode()
+def transformers_logits(directory: Path, token_ids: Sequence[int]) -> torch.Tensor:
+    """``[tokens, vocabulary]`` by transformers' own forward."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
+    logits: torch.Tensor = model.eval()(torch.tensor([token_ids]), use_cache=False).logits[0]
+    return logits
+
+
+def paged_logits(
+    model: TransformersModel, token_ids: Sequence[int], chunk_lens: Sequence[int], block_size: int = 4
+) -> torch.Tensor:
+    """``[tokens, vocabulary]`` by our forward, in chunks, over shuffled blocks of a cache full of NaN."""
+    assert sum(chunk_lens) == len(token_ids)
+    blocks = -(-len(token_ids) // block_size)
+    cache = KVCache(
+        model.geometry,
+        memory=(blocks + 2) * model.geometry.block_bytes(block_size, model.dtype),
+        block_size=block_size,
+        max_model_len=1000,
+        max_num_seqs=1,
+        dtype=model.dtype,
+        device=CPU,
+    )
+    cache.data.fill_(float("nan"))
+    request = Request("r", list(token_ids), SamplingParams(), max_tokens=1, eos_token_ids=frozenset())
+    request.block_table = random.Random(0).sample(range(1, blocks + 2), blocks)
+    logits = []
+    start = 0
+    for length in chunk_lens:
+        plan = StepPlan((ScheduledChunk(request, start, length, samples=False),))
+        batch = replace(build_batch(plan, block_size, CPU), logits_rows=torch.arange(length))
+        logits.append(model.forward(batch, cache))
+        start += length
+    return torch.cat(logits)
+
+
+def tiny_engine(model: TransformersModel, **settings: Any) -> Engine:
+    """An engine over a tiny model, with the byte-level toy tokenizer."""
+    defaults: dict[str, Any] = {"block_size": 4, "max_num_seqs": 16, "kv_cache_memory": 1 << 20}
+    return Engine(model, byte_level(), EngineConfig(model="tiny", **(defaults | settings)), "tiny")
