@@ -12,8 +12,10 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from redis.exceptions import RedisError
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.text import Text
 
 from .connection import connect
 from .keys import Keys
@@ -127,34 +129,35 @@ class Reporter(Protocol):
 
 
 class BarReporter:
-    """A progress bar with the newest words under way below it."""
+    """A progress bar, and below it the newest words of an answer that is under way."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._started = time.monotonic()
         self._bar = Progress(
-            SpinnerColumn(), BarColumn(bar_width=30), TextColumn("{task.description}"), console=console, transient=True
+            SpinnerColumn(), BarColumn(bar_width=24), TextColumn("{task.description}", markup=False), console=console
         )
-        self._task = self._bar.add_task("starting", total=None)
-        self._words = self._bar.add_task("", total=1, visible=False)
+        self._task = self._bar.add_task("loading the model", total=None)
+        self._words = Text(style="dim", no_wrap=True, overflow="crop")
+        self._live = Live(Group(self._bar, self._words), console=console, transient=True, refresh_per_second=10)
 
     def __enter__(self) -> BarReporter:
-        self._bar.start()
+        self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        self._live.stop()
 
     def update(self, counts: RunCounts, live: LiveTokens | None) -> None:
         line = progress_line(counts, live, time.monotonic() - self._started)
-        if live is not None and (words := live.words(max(20, self._console.width - 45))):
-            line = f"{line}\n  [dim]… {words.replace('[', '(')}[/dim]"
         self._bar.update(self._task, total=counts.total, completed=counts.done, description=line)
+        words = live.words(max(20, self._console.width - 6)) if live else ""
+        self._words.plain = f"  … {words}" if words else ""
 
     def note(self, text: str) -> None:
-        self._bar.console.print(text, markup=False, highlight=False)
+        self._live.console.print(text, markup=False, highlight=False)
 
 
 class LineReporter:
@@ -192,14 +195,21 @@ def progress_line(counts: RunCounts, live: LiveTokens | None, elapsed: float) ->
     """The state of a run in one line; figures that are not known yet are ``--``."""
     recent = live.recent_rate() if live else None
     lifetime = live.tokens / elapsed if live and live.tokens else None
-    finished = counts.ok + counts.failed
-    left = counts.total - counts.done
-    eta = _clock_time(elapsed / finished * left) if finished else "--"
+    seconds = _seconds_left(counts, live, recent)
+    eta = "--" if seconds is None else _clock_time(seconds)
     parts = [f"{counts.done}/{counts.total}", f"{counts.ok} ok", f"{counts.failed} failed"]
     if counts.resumed:
         parts.append(f"{counts.resumed} resumed")
     parts += [f"{counts.in_flight} in flight", f"{_rate(recent)} tok/s ({_rate(lifetime)} overall)", f"ETA {eta}"]
     return " · ".join(parts)
+
+
+def _seconds_left(counts: RunCounts, live: LiveTokens | None, rate: float | None) -> float | None:
+    """Time to go, if rows to come are like those answered; what is under way counts by its tokens."""
+    if live is None or not rate or not counts.ok:
+        return None
+    expected = counts.output_tokens / counts.ok * (counts.ok + counts.total - counts.done)
+    return max(0.0, expected - live.tokens) / rate
 
 
 def _rate(value: float | None) -> str:

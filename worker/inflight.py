@@ -52,6 +52,11 @@ class InflightJobs:
         with self._lock:
             return self._jobs.pop(request_id, None)
 
+    def unstarted(self) -> list[Claim]:
+        """Claims of the jobs that have no token yet."""
+        with self._lock:
+            return [job.claim for job in self._jobs.values() if job.ttft_seconds is None]
+
     def claims(self) -> list[Claim]:
         """Claims of all jobs owned now."""
         with self._lock:

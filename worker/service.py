@@ -18,7 +18,7 @@ from typing import Any
 from ..engine import Engine, RequestError, RequestOutput
 from ..producers.connection import connect
 from ..producers.keys import DEFAULT_QUEUE, Keys
-from ..producers.ledger import Ledger, Submission
+from ..producers.ledger import Claim, Ledger, Submission
 from ..producers.schema import JobResult
 from .engine_thread import EngineThread
 from .inflight import InflightJobs
@@ -118,24 +118,29 @@ class WorkerService:
         self.ledger.cancel(job_id)
 
     def drain(self, grace_s: float) -> bool:
-        """Claim nothing more, let the running jobs finish, and hand back those that do not in time.
+        """Claim nothing more, hand back what has no token yet, let the others finish, and hand back the rest.
 
         Returns:
-            Whether all finished.
+            Whether all that were answering finished in time.
         """
         self._draining = True
         self._intake.stop()
+        self._hand_back(self.inflight.unstarted())
         deadline = time.monotonic() + grace_s
         while len(self.inflight) and time.monotonic() < deadline:
             time.sleep(0.05)
-        claims = self.inflight.claims()
-        if claims:
-            logger.warning("handing back %d jobs that did not finish in %.0f s", len(claims), grace_s)
+        unfinished = self.inflight.claims()
+        self._hand_back(unfinished)
+        return not unfinished
+
+    def _hand_back(self, claims: list[Claim]) -> None:
+        """Give jobs back to the queue, for any worker to take."""
         for claim in claims:
             self.inflight.remove(claim.request_id)
             self._engine.abort(claim.request_id)
-        self.ledger.release(claims)
-        return not claims
+        if claims:
+            logger.info("handing back %d jobs", len(claims))
+            self.ledger.release(claims)
 
     def stop(self) -> None:
         """End all threads; what is owned still is left to other workers once its lease runs out."""
