@@ -1,10 +1,11 @@
 """The engine: requests in, tokens out. Knows nothing of Redis, Celery, HTTP or files."""
 
 from .config import EngineConfig
-from .engine import Engine, EngineStats, RequestOutput
+from .engine import Engine, EngineStats, RequestOptions, RequestOutput
 from .errors import ConfigError, EngineError, ModelError, RequestError
 from .request import FinishReason
 from .sampling_params import SamplingParams
+from .tenants import Tenant
 
 __all__ = [
     "ConfigError",
@@ -15,6 +16,8 @@ __all__ = [
     "FinishReason",
     "ModelError",
     "RequestError",
+    "RequestOptions",
     "RequestOutput",
     "SamplingParams",
+    "Tenant",
 ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..kernels import AttentionBatch
+from ..kernels import AttentionBatch, AttentionLayout, BulkIndex
 from .request import Request
 from .scheduler import StepPlan
 
@@ -31,30 +31,33 @@ class ForwardBatch:
 
 
 def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> ForwardBatch:
-    """Lay a plan out as tensors on ``device``."""
-    input_ids: list[int] = []
+    """Lay a plan out as tensors on ``device``; all its integers go there in one copy."""
+    bulk = BulkIndex()
+    token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     logits_rows: list[int] = []
-    for chunk in plan.chunks:
-        input_ids += chunk.request.token_ids(chunk.start, chunk.length)
-        chunk_positions = range(chunk.start, chunk.start + chunk.length)
-        positions += chunk_positions
-        table = chunk.request.block_table
-        slots += [table[p // block_size] * block_size + p % block_size for p in chunk_positions]
-        if chunk.samples:
-            logits_rows.append(len(input_ids) - 1)
-    attention = AttentionBatch.build(
-        slot_mapping=torch.tensor(slots, device=device),
+    for request, start, length, samples in plan.chunks:
+        token_ids += request.token_ids(start, length)
+        positions += range(start, start + length)
+        table = request.block_table
+        slots += [table[p // block_size] * block_size + p % block_size for p in range(start, start + length)]
+        if samples:
+            logits_rows.append(len(token_ids) - 1)
+    layout = AttentionLayout.build(
+        bulk,
+        slots=slots,
         block_tables=[chunk.request.block_table for chunk in plan.chunks],
         query_lens=[chunk.length for chunk in plan.chunks],
         context_lens=[chunk.start + chunk.length for chunk in plan.chunks],
         block_size=block_size,
     )
+    where_ids, where_positions, where_rows = bulk.put(token_ids), bulk.put(positions), bulk.put(logits_rows)
+    index = bulk.to(device)
     return ForwardBatch(
-        input_ids=torch.tensor([input_ids], device=device),
-        positions=torch.tensor([positions], device=device),
-        attention=attention,
-        logits_rows=torch.tensor(logits_rows, dtype=torch.int64, device=device),
+        input_ids=index[where_ids][None],
+        positions=index[where_positions][None],
+        attention=layout.on_device(index),
+        logits_rows=index[where_rows],
         sampled=tuple(chunk.request for chunk in plan.chunks if chunk.samples),
     )

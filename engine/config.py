@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from .errors import ConfigError
+from .policy import parse_policy
+from .tenants import Tenant
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES: tuple[DType, ...] = ("auto", "float32", "bfloat16", "float16")
@@ -35,6 +38,16 @@ class EngineConfig:
     """Tokens a KV block."""
     kv_cache_memory: int = 1 << 30
     """Bytes for the KV cache."""
+    swap_memory: int = 1 << 30
+    """Bytes of CPU memory for the keys and values of paused requests; 0 computes them again instead."""
+    prefix_cache: bool = True
+    """Share blocks among requests that begin alike."""
+    policy: str = "fcfs"
+    """Order of admission: names from :mod:`headrace.engine.policy`, separated by commas."""
+    tenants: Mapping[str, Tenant] = field(default_factory=dict)
+    """Shares and limits of tenants by name; others have weight 1 and no limits."""
+    debug: bool = False
+    """Fill freed blocks with NaN, so that a read of stale memory cannot go unnoticed."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -42,6 +55,9 @@ class EngineConfig:
         for name in ("max_num_seqs", "block_size", "kv_cache_memory"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.swap_memory < 0:
+            raise ConfigError(f"swap_memory is {self.swap_memory}; it must be at least 0")
+        parse_policy(self.policy)
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError(f"max_model_len is {self.max_model_len}; it must be at least 2")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -48,9 +48,7 @@ class TokenDecoder:
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, with U+FFFD for bytes that are no character."""
-        text: str = self._tokenizer.decode(
-            token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
     def certain(self, token_ids: Sequence[int]) -> tuple[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,17 +14,26 @@ from transformers import AutoTokenizer
 
 from .batch import ForwardBatch, build_batch
 from .block_pool import BlockPool
+from .calibration import DEFAULT_COST, calibrate
 from .config import EngineConfig
 from .detokenizer import Detokenizer, TokenDecoder
-from .errors import ConfigError, ModelError, RequestError, first_line
+from .errors import ModelError, RequestError, first_line
 from .hf_model import TransformersModel
 from .kv_cache import KVCache, KVGeometry
+from .kv_tiers import SwapSpace, poison
 from .loader import resolve_model
+from .policy import PRIORITIES, parse_policy
+from .prefix_cache import PrefixCache, namespace_root
 from .prompt_encoder import PromptEncoder
 from .request import FinishReason, Request
+from .resolve import eos_token_ids, max_model_len, resolve_device, resolve_dtype
 from .sampler import sample
 from .sampling_params import SamplingParams
-from .scheduler import Scheduler
+from .scheduler import Scheduler, StepPlan
+from .tenants import TenantUsage
+from .waiting import WaitingQueue
+
+logger = logging.getLogger(__name__)
 
 
 class Model(Protocol):
@@ -54,11 +64,38 @@ class RequestOutput:
     """None while the request goes on."""
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int
+    """Prompt tokens that the prefix cache held."""
     queue_seconds: float
     """From arrival in the engine to the first step."""
     ttft_seconds: float
     """From arrival in the engine to the first token."""
     error: str | None = None
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """How a request is treated among others; nothing of it changes its tokens.
+
+    Raises:
+        RequestError: where a value is out of range.
+    """
+
+    priority: int = 0
+    """0, the soonest, to 9."""
+    tenant: str = ""
+    prefix_cache: bool = True
+    """Whether blocks may be shared with requests that begin alike."""
+    cache_salt: str = ""
+    """Blocks are shared only among requests of one tenant with the same salt."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.priority < PRIORITIES:
+            allowed = f"0, the soonest, to {PRIORITIES - 1}"
+            raise RequestError(f"priority is {self.priority}; it must be {allowed}", param="priority")
+
+
+DEFAULT_OPTIONS = RequestOptions()
 
 
 @dataclass
@@ -88,7 +125,7 @@ class Engine:
 
     def __init__(self, model: Model, tokenizer: Any, config: EngineConfig, name: str) -> None:
         self.name = name
-        self.max_model_len = _max_model_len(config, model)
+        self.max_model_len = max_model_len(config, model)
         self.kv_cache = KVCache(
             model.geometry,
             memory=config.kv_cache_memory,
@@ -99,13 +136,17 @@ class Engine:
             device=model.device,
         )
         self.pool = BlockPool(self.kv_cache.num_blocks, config.block_size)
-        self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_num_batched_tokens)
+        self.swap = SwapSpace(self.kv_cache, config.swap_memory)
+        self.scheduler = _build_scheduler(config, self.pool, self.swap)
+        self.pool.recycled = [] if config.debug else None
         self.stats = EngineStats()
         self.encoder = PromptEncoder(tokenizer, model.vocab_size)
         self._model = model
         # The encoder may be used from another thread, and fast tokenizers refuse to be borrowed twice.
         self._decoder = TokenDecoder(copy.deepcopy(tokenizer))
-        self._eos_token_ids = _eos_token_ids(model, tokenizer)
+        self._eos_token_ids = eos_token_ids(model, tokenizer)
+        self._tenants = config.tenants
+        self._prefix_cache = config.prefix_cache
         self._requests: dict[str, Request] = {}
         self._detokenizers: dict[str, Detokenizer] = {}
 
@@ -118,27 +159,42 @@ class Engine:
             ConfigError: where the settings do not fit it.
         """
         source = resolve_model(config.model)
-        device = _resolve_device(config.device)
-        model = TransformersModel(source.path, _resolve_dtype(config, device), device)
+        device = resolve_device(config.device)
+        model = TransformersModel(source.path, resolve_dtype(config, device), device)
         try:
             tokenizer = AutoTokenizer.from_pretrained(source.path)
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(f"cannot load the tokenizer of {source.path}: {first_line(error)}") from error
-        return cls(model, tokenizer, config, source.name)
+        engine = cls(model, tokenizer, config, source.name)
+        cost = calibrate(model, engine.kv_cache, engine.swap, config.block_size)
+        engine.scheduler.cost = cost
+        logger.info(
+            "pausing a request costs %.2f ms and %.3f ms a block to swap, or %.2f ms a token to compute again",
+            2e3 * cost.swap_fixed_seconds,
+            2e3 * cost.swap_seconds_per_block,
+            1e3 * cost.seconds_per_token,
+        )
+        return engine
 
     @property
     def has_work(self) -> bool:
         """Whether a step would compute anything."""
         return self.scheduler.has_work
 
-    def add(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+    def add(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
+    ) -> None:
         """Queue a request.
 
         ``max_tokens`` above the room left is clamped to it; such a request ends with ``length``.
 
         Raises:
             RequestError: where the id is in use, the prompt is no sequence of this model's tokens, or it can never
-                fit.
+                fit, by the memory there is or by its tenant's limits.
         """
         if request_id in self._requests:
             raise RequestError(f"the request id {request_id} is in use", code="duplicate_request")
@@ -164,7 +220,13 @@ class Engine:
             params=params,
             max_tokens=min(params.max_tokens or room, room),
             eos_token_ids=self._eos_token_ids,
+            priority=options.priority,
+            tenant=options.tenant,
+            prefix_cache=options.prefix_cache and self._prefix_cache,
+            cache_root=namespace_root(self.name, tenant=options.tenant, salt=options.cache_salt),
         )
+        if limits := self._tenants.get(options.tenant):
+            limits.check(request, self.pool.blocks_for(request.max_kv_tokens), self.pool.num_blocks)
         self._requests[request_id] = request
         self._detokenizers[request_id] = Detokenizer(self._decoder, prompt)
         self.scheduler.add(request)
@@ -195,6 +257,7 @@ class Engine:
             if chunk.request.first_scheduled is None:
                 chunk.request.first_scheduled = now
                 self.stats.prompt_tokens += len(chunk.request.prompt_token_ids)
+        self._move_blocks(plan)
         batch = build_batch(plan, self.pool.block_size, self._model.device)
         logits = self._model.forward(batch, self.kv_cache)
         tokens = sample(logits, batch.sampled) if batch.sampled else []
@@ -203,6 +266,14 @@ class Engine:
         self.stats.generation_tokens += sum(token is not None for token in tokens)
         self.stats.peak_running = max(self.stats.peak_running, len(plan.chunks))
         return [self._take_token(r, token) for r, token in zip(batch.sampled, tokens, strict=True)]
+
+    def _move_blocks(self, plan: StepPlan) -> None:
+        """Carry out the plan's copies, in the order that the plan means."""
+        self.swap.swap_out(plan)
+        if self.pool.recycled:
+            poison(self.kv_cache, self.pool.recycled)
+            self.pool.recycled.clear()
+        self.swap.swap_in(plan)
 
     def _take_token(self, request: Request, token: int | None) -> RequestOutput:
         """Add a drawn token to its request, or end the request where its logits were not finite."""
@@ -226,6 +297,7 @@ class Engine:
             finish_reason=request.finish_reason,
             prompt_tokens=len(request.prompt_token_ids),
             completion_tokens=len(request.output_token_ids),
+            cached_tokens=request.num_cached_tokens or 0,
             queue_seconds=(request.first_scheduled or request.arrival) - request.arrival,
             ttft_seconds=(request.first_token or request.arrival) - request.arrival,
             error=request.error,
@@ -240,52 +312,26 @@ class Engine:
         del self._detokenizers[request.request_id]
 
 
-def _max_model_len(config: EngineConfig, model: Model) -> int:
-    """The context limit in force: the model's own, or a smaller one that was asked for."""
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if config.max_model_len is None:
-        if limit is None:
-            raise ConfigError("the model states no context length; set max_model_len")
-        return int(limit)
-    if limit is not None and config.max_model_len > limit:
-        raise ConfigError(f"max_model_len is {config.max_model_len}; this model's limit is {limit}")
-    return config.max_model_len
-
-
-def _eos_token_ids(model: Model, tokenizer: Any) -> frozenset[int]:
-    """Every end-of-sequence id that the generation config, the model config or the tokenizer names."""
-    named: set[int] = set()
-    for source in (model.generation_config, model.config, tokenizer):
-        value = getattr(source, "eos_token_id", None)
-        if value is not None:
-            named.update([value] if isinstance(value, int) else value)
-    return frozenset(named)
-
-
-def _resolve_device(device: str) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        resolved = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"device is {device!r}; it must be auto, cpu, cuda or cuda:N") from error
-    if resolved.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device is {device!r}; it must be auto, cpu, cuda or cuda:N")
-    if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device is {device!r}, and torch finds no CUDA device here")
-    return resolved
-
-
-def _resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    if config.dtype != "auto":
-        dtype: torch.dtype = getattr(torch, config.dtype)
-        return dtype
-    if device.type == "cuda" or _cpu_multiplies_bfloat16():
-        return torch.bfloat16
-    return torch.float32
-
-
-def _cpu_multiplies_bfloat16() -> bool:
-    """Whether this processor has bfloat16 products; emulated, they are slower than float32."""
-    capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "amx_tile", "bf16"))
+def _build_scheduler(config: EngineConfig, pool: BlockPool, swap: SwapSpace) -> Scheduler:
+    cache = PrefixCache(pool)
+    policies, modifiers = parse_policy(config.policy)
+    usage = TenantUsage({name: limits.weight for name, limits in config.tenants.items()})
+    waiting = WaitingQueue(
+        policies,
+        modifiers,
+        usage,
+        config.tenants,
+        num_blocks=pool.num_blocks,
+        blocks_for=lambda request: pool.blocks_for(request.max_kv_tokens),
+        cached_tokens=lambda request: cache.cached_blocks(request, request.num_tokens - 1),
+    )
+    return Scheduler(
+        pool,
+        cache,
+        waiting,
+        usage,
+        cost=DEFAULT_COST,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        swap_pool=swap.pool,
+    )

@@ -5,8 +5,12 @@ from __future__ import annotations
 import enum
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from .sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from .prefix_cache import CachedBlock
 
 
 class RequestStatus(enum.Enum):
@@ -14,6 +18,8 @@ class RequestStatus(enum.Enum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    PREEMPTED = "preempted"
+    """Paused to make room: its keys and values are in the swap pool, or have to be computed again."""
     FINISHED = "finished"
 
 
@@ -26,7 +32,7 @@ class FinishReason(enum.Enum):
     ERROR = "error"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Request:
     """One prompt on its way through the engine.
 
@@ -41,7 +47,7 @@ class Request:
 
     Invariants (:func:`headrace.engine.scheduler.check_scheduler`):
         ``num_computed_tokens + num_inflight_tokens <= num_tokens``; a request holds blocks only while running,
-        and then enough for the tokens computed and in flight.
+        and then just enough for the tokens computed and in flight; it holds swap blocks only while preempted.
     """
 
     request_id: str
@@ -50,21 +56,41 @@ class Request:
     max_tokens: int
     """``params.max_tokens`` after clamping to the room left."""
     eos_token_ids: frozenset[int]
+    priority: int = 0
+    tenant: str = ""
+    prefix_cache: bool = True
+    """Whether blocks may be shared with requests that begin alike."""
+    cache_root: bytes = b""
+    """Root of the prefix-cache namespace."""
+    arrival: float = field(default_factory=time.monotonic)
+    """Seconds, on the clock of all requests of one scheduler."""
+
     output_token_ids: list[int] = field(default_factory=list)
+    num_tokens: int = field(init=False)
+    """Known tokens: prompt and output."""
     num_computed_tokens: int = 0
     num_inflight_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
+    swap_table: list[int] = field(default_factory=list)
+    block_digests: list[bytes] = field(default_factory=list)
+    cached_chain: list[CachedBlock] = field(default_factory=list)
+    num_adopted_blocks: int = 0
+    """Blocks at the table's beginning that came from the prefix cache, and are shared or were."""
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache at the first admission; None before it."""
+    key: tuple[float, int] = (0.0, 0)
+    """Place in the order of admission: the policy's key, then the order of arrival."""
+    passed_over: int = 0
+    resumed_at_step: int = -1
+    num_preemptions: int = 0
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     error: str | None = None
-    arrival: float = field(default_factory=time.monotonic)
     first_scheduled: float | None = None
     first_token: float | None = None
 
-    @property
-    def num_tokens(self) -> int:
-        """Known tokens: prompt and output."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
+    def __post_init__(self) -> None:
+        self.num_tokens = len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -75,6 +101,16 @@ class Request:
     def max_kv_tokens(self) -> int:
         """Tokens whose keys and values this request holds at its largest: all but the last one drawn."""
         return len(self.prompt_token_ids) + self.max_tokens - 1
+
+    @property
+    def remaining_output(self) -> int:
+        """Output tokens that may still come."""
+        return self.max_tokens - len(self.output_token_ids)
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Work to the end, if all allowed tokens come: tokens to compute and tokens to generate."""
+        return self.num_tokens - self.num_computed_tokens + self.remaining_output
 
     def token_ids(self, start: int, length: int) -> list[int]:
         """Known tokens ``start .. start + length``."""
@@ -87,6 +123,7 @@ class Request:
     def append_token(self, token_id: int) -> None:
         """Take a drawn token, and end where it is an end-of-sequence token or the last one allowed."""
         self.output_token_ids.append(token_id)
+        self.num_tokens += 1
         if token_id in self.eos_token_ids and not self.params.ignore_eos:
             self.finish_reason = FinishReason.STOP
         elif len(self.output_token_ids) >= self.max_tokens:

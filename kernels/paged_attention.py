@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from .bulk_index import BulkIndex
+
 
 @dataclass(frozen=True)
 class SequenceGroup:
@@ -42,27 +44,40 @@ class SequenceGroup:
 
 
 @dataclass(frozen=True)
-class AttentionBatch:
-    """What attention needs to know of a step; built once a step and shared by all layers."""
+class _GroupLayout:
+    """A group's integers, as slices of the step's bulk index."""
 
-    slot_mapping: torch.Tensor
-    """Cache slot of each flat token (``block * block_size + offset``), int64 ``[tokens]``; -1 writes nothing."""
-    groups: tuple[SequenceGroup, ...]
+    sequences: int
+    query_len: int
+    query_rows: slice
+    block_ids: slice
+    query_positions: slice
+
+
+@dataclass(frozen=True)
+class AttentionLayout:
+    """A step's attention on the host, before its integers are on the device."""
+
+    slot_mapping: slice
+    groups: tuple[_GroupLayout, ...]
+    block_size: int
 
     @classmethod
     def build(
         cls,
+        bulk: BulkIndex,
         *,
-        slot_mapping: torch.Tensor,
+        slots: Sequence[int],
         block_tables: Sequence[Sequence[int]],
         query_lens: Sequence[int],
         context_lens: Sequence[int],
         block_size: int,
-    ) -> AttentionBatch:
-        """Group the sequences of a step.
+    ) -> AttentionLayout:
+        """Group the sequences of a step and put their integers into ``bulk``.
 
         Args:
-            slot_mapping: int64 ``[tokens]``, on the cache's device.
+            bulk: the step's integers.
+            slots: cache slot of each flat token, ``block * block_size + offset``; a negative one writes nothing.
             block_tables: blocks of each sequence, in order.
             query_lens: query tokens of each sequence in this step, at least 1.
             context_lens: tokens of each sequence in the cache once this step's are stored.
@@ -71,40 +86,53 @@ class AttentionBatch:
         Raises:
             ValueError: where a sequence has no query token, or fewer context than query tokens.
         """
-        device = slot_mapping.device
         starts = [0]
         for query_len, context_len in zip(query_lens, context_lens, strict=True):
             if not 1 <= query_len <= context_len:
                 raise ValueError(f"a sequence has {query_len} query tokens and {context_len} context tokens")
             starts.append(starts[-1] + query_len)
         blocks_used = [-(-context_len // block_size) for context_len in context_lens]
-
         decodes = sorted((i for i, n in enumerate(query_lens) if n == 1), key=blocks_used.__getitem__)
         members = _split_by_length(decodes, blocks_used)
         members += [[i] for i, n in enumerate(query_lens) if n > 1]
-
         groups = []
         for group in members:
-            width = max(blocks_used[i] for i in group)
+            width, query_len = max(blocks_used[i] for i in group), query_lens[group[0]]
             rows = [row for i in group for row in range(starts[i], starts[i + 1])]
-            padded = [list(block_tables[i][: blocks_used[i]]) + [0] * (width - blocks_used[i]) for i in group]
-            contexts = torch.tensor([context_lens[i] for i in group])
-            query_len = query_lens[group[0]]
-            query_positions = contexts[:, None] - query_len + torch.arange(query_len)
-            key_positions = torch.arange(width * block_size)
-            visible = key_positions <= query_positions[:, None, :, None]
-            unwritten = (key_positions >= contexts[:, None]).flatten().nonzero().flatten()
-            groups.append(
-                SequenceGroup(
-                    query_rows=torch.tensor(rows, device=device),
-                    block_ids=torch.tensor(padded, device=device),
-                    query_positions=query_positions.to(device),
-                    key_positions=key_positions.to(device),
-                    visible=visible.to(device),
-                    unwritten=unwritten.to(device),
-                )
-            )
-        return cls(slot_mapping=slot_mapping, groups=tuple(groups))
+            blocks: list[int] = []
+            for i in group:
+                blocks += block_tables[i][: blocks_used[i]]
+                blocks += [0] * (width - blocks_used[i])
+            positions = [p for i in group for p in range(context_lens[i] - query_len, context_lens[i])]
+            groups.append(_GroupLayout(len(group), query_len, bulk.put(rows), bulk.put(blocks), bulk.put(positions)))
+        return cls(bulk.put(slots), tuple(groups), block_size)
+
+    def on_device(self, index: torch.Tensor) -> AttentionBatch:
+        """The same with tensors: views of the bulk index, int64, on the cache's device."""
+        return AttentionBatch(index[self.slot_mapping], tuple(self._group(group, index) for group in self.groups))
+
+    def _group(self, group: _GroupLayout, index: torch.Tensor) -> SequenceGroup:
+        block_ids = index[group.block_ids].view(group.sequences, -1)
+        query_positions = index[group.query_positions].view(group.sequences, group.query_len)
+        key_positions = torch.arange(block_ids.shape[1] * self.block_size, device=index.device)
+        unwritten = key_positions > query_positions[:, -1:]
+        return SequenceGroup(
+            query_rows=index[group.query_rows],
+            block_ids=block_ids,
+            query_positions=query_positions,
+            key_positions=key_positions,
+            visible=key_positions <= query_positions[:, None, :, None],
+            unwritten=unwritten.flatten().nonzero().flatten(),
+        )
+
+
+@dataclass(frozen=True)
+class AttentionBatch:
+    """What attention needs to know of a step; built once a step and shared by all layers."""
+
+    slot_mapping: torch.Tensor
+    """Cache slot of each flat token (``block * block_size + offset``), int64 ``[tokens]``; -1 writes nothing."""
+    groups: tuple[SequenceGroup, ...]
 
 
 def _split_by_length(ordered: list[int], blocks_used: list[int]) -> list[list[int]]:

@@ -1,0 +1,25 @@
+"""Copy whole KV blocks between two caches, for instance between a device and CPU memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def copy_blocks(source: torch.Tensor, target: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+    """Copy blocks ``source[a]`` to ``target[b]`` for each pair ``(a, b)``.
+
+    A block is contiguous over all layers, so each is one run of memory. Between devices the blocks are gathered
+    into one buffer first, so that one transfer carries all of them.
+
+    Args:
+        source, target: ``[blocks, ...]``, equal but for the number of blocks; not the same memory.
+        pairs: no target twice.
+    """
+    if not pairs:
+        return
+    sources, targets = zip(*pairs, strict=True)
+    gathered = source.index_select(0, torch.tensor(sources, device=source.device))
+    moved = gathered.to(target.device, non_blocking=True)
+    target.index_copy_(0, torch.tensor(targets, device=target.device), moved)
