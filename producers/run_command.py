@@ -108,9 +108,10 @@ def _forget_jobs(record: RunRecord) -> None:
 def _announce(options: RunOptions, plan: Plan) -> None:
     if plan.resumed:
         answered = plan.resumed - plan.failed_before
+        retry = f", --retry-failed includes the {plan.failed_before}" if plan.failed_before else ""
         _say(
             f"Resuming {options.output}: {answered} done, {plan.failed_before} failed, {plan.to_go} to go. "
-            f"--fresh starts over, --retry-failed includes the {plan.failed_before}."
+            f"--fresh starts over{retry}."
         )
     if plan.bad:
         _say(f"{plan.bad} of {plan.total} lines are no requests; their reasons go to {options.output}.")
