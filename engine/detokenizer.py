@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import os.path
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -48,9 +47,7 @@ class TokenDecoder:
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, with U+FFFD for bytes that are no character."""
-        text: str = self._tokenizer.decode(
-            token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
     def certain(self, token_ids: Sequence[int]) -> tuple[int, str]:
@@ -146,4 +143,12 @@ class Detokenizer:
         return self._past_read(text)
 
     def _past_read(self, text: str) -> str:
-        return text[max(len(os.path.commonprefix([read, text])) for read in self._read_texts) :]
+        return text[max(_shared_length(read, text) for read in self._read_texts) :]
+
+
+def _shared_length(first: str, second: str) -> int:
+    """Length of the longest prefix that two texts share."""
+    for index, (left, right) in enumerate(zip(first, second, strict=False)):
+        if left != right:
+            return index
+    return min(len(first), len(second))

@@ -83,9 +83,7 @@ def draw_tokens(
     truncated = (top_k > 0) | (top_p < 1)
     drawn = torch.empty_like(top_k)
     drawn[~truncated] = _invert_cdf(scaled[~truncated].softmax(dim=-1), uniforms[~truncated])
-    drawn[truncated] = _draw_truncated(
-        scaled[truncated], uniforms[truncated], top_k[truncated], top_p[truncated]
-    )
+    drawn[truncated] = _draw_truncated(scaled[truncated], uniforms[truncated], top_k[truncated], top_p[truncated])
     return drawn
 
 
