@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import os.path
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -144,4 +143,12 @@ class Detokenizer:
         return self._past_read(text)
 
     def _past_read(self, text: str) -> str:
-        return text[max(len(os.path.commonprefix([read, text])) for read in self._read_texts) :]
+        return text[max(_shared_length(read, text) for read in self._read_texts) :]
+
+
+def _shared_length(first: str, second: str) -> int:
+    """Length of the longest prefix that two texts share."""
+    for index, (left, right) in enumerate(zip(first, second, strict=False)):
+        if left != right:
+            return index
+    return min(len(first), len(second))

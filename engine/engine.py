@@ -201,9 +201,10 @@ class Engine:
         prompt = self.encoder.encode_ids(prompt_token_ids)
         prompt_len, capacity = len(prompt), self.pool.capacity_tokens
         if prompt_len >= self.max_model_len:
+            asked = "" if params.max_tokens is None else f" (max_tokens {params.max_tokens})"
             raise RequestError(
-                f"the prompt has {prompt_len} tokens; with at least one token of output, this model's limit of "
-                f"{self.max_model_len} leaves room for {self.max_model_len - 1}",
+                f"the prompt has {prompt_len} tokens{asked}; with at least one token of output, the context limit "
+                f"of {self.max_model_len} leaves room for {self.max_model_len - 1}",
                 code="context_length_exceeded",
             )
         if prompt_len > capacity:

@@ -11,7 +11,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from .client import SUBMIT_CHUNK, URL_VARIABLE, block_ms, stream_bounds, stream_entries
+from .client import PREFIX_VARIABLE, SUBMIT_CHUNK, URL_VARIABLE, block_ms, stream_bounds, stream_entries
 from .connection import DEFAULT_URL, broker_errors, connect_async
 from .errors import WaitTimeout
 from .events import START, DeltaOrder, Event, Finished, check_position, check_replayable, parse_event
@@ -29,10 +29,10 @@ class AsyncClient:
     """
 
     def __init__(
-        self, url: str | None = None, *, prefix: str = DEFAULT_PREFIX, retention_s: int = DEFAULT_RETENTION_S
+        self, url: str | None = None, *, prefix: str | None = None, retention_s: int = DEFAULT_RETENTION_S
     ) -> None:
         self.url = url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
-        self.keys = Keys(prefix)
+        self.keys = Keys(prefix or os.environ.get(PREFIX_VARIABLE) or DEFAULT_PREFIX)
         self._redis = connect_async(self.url)
         self._submit_script = self._redis.register_script(script_source("submit"))
         self._cancel_script = self._redis.register_script(script_source("cancel"))
@@ -97,7 +97,7 @@ class AsyncClient:
         deadline = None if timeout is None else time.monotonic() + timeout
         with broker_errors(self.url):
             await self._last_position(job_id, after)
-            order, position = DeltaOrder(), after
+            order, position = DeltaOrder(after), after
             while True:
                 reply: Any = await self._redis.xread(
                     {self.keys.events(job_id): position}, count=500, block=block_ms(deadline)
@@ -115,14 +115,17 @@ class AsyncClient:
                     raise WaitTimeout(f"job {job_id} did not end within {timeout} s")
 
     async def _last_position(self, job_id: str, after: str) -> str:
+        first, last, trimmed = await self._bounds(job_id)
+        check_replayable(after, first=first, last=last, trimmed=trimmed)
+        return last
+
+    async def _bounds(self, job_id: str) -> tuple[str, str, bool]:
         try:
             info: Any = await self._redis.xinfo_stream(self.keys.events(job_id))
         except ResponseError:  # no log yet: the job is queued, or there is none
             await self._state(job_id)
             info = None
-        first, last, trimmed = stream_bounds(info)
-        check_replayable(after, first=first, last=last, trimmed=trimmed)
-        return last
+        return stream_bounds(info)
 
     async def _state(self, job_id: str) -> JobState:
         state: Any = await self._redis.hget(self.keys.job(job_id), "state")
@@ -136,7 +139,7 @@ class AsyncClient:
         with broker_errors(self.url):
             while True:
                 # The position is read first: an ending that comes between the two reads is then still ahead.
-                position = await self._last_position(job_id, START)
+                _, position, _ = await self._bounds(job_id)
                 status = await self.status(job_id)
                 if status.result is not None:
                     return status.result

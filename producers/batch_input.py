@@ -31,7 +31,8 @@ class Row:
     Attributes:
         line: its number in the file, from 1, blank lines counted.
         custom_id: the user's name for it; None only where the line is no JSON object.
-        row_id: names this row with this content, so that a changed row is a different one.
+        row_id: names this row with this content, so that a changed row is a different one; a line that is no JSON
+            object is named by its place too, since it has no id to tell it from its like.
         request: what to generate; None for a bad row.
         error: why it is a bad row, beginning with ``file:line``.
     """
@@ -64,7 +65,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 def parse_row(line: bytes, name: str, number: int) -> Row:
     """One row from its bytes; never raises for what the bytes hold."""
     custom_id: str | None = None
-    digest = hashlib.sha256(line)
+    digest = hashlib.sha256(b"%d:%b" % (number, line))
     try:
         fields = _parse_object(line)
         # An id that cannot be used is left to `check_ids`, which refuses the file.

@@ -21,6 +21,7 @@ from .records import DEFAULT_RETENTION_S, WorkerInfo, job_not_found, parse_statu
 from .schema import JobResult, JobState, JobStatus
 
 URL_VARIABLE = "HEADRACE_REDIS_URL"
+PREFIX_VARIABLE = "HEADRACE_PREFIX"
 SUBMIT_CHUNK = 500
 """Records written in one round trip; each chunk sends one hint."""
 BLOCK_MS = 1000
@@ -43,17 +44,17 @@ class Client:
 
     Args:
         url: ``redis://``, ``rediss://`` or ``unix://``; by default ``$HEADRACE_REDIS_URL``, else localhost.
-        prefix: of all keys; the workers' must be the same.
+        prefix: of all keys, the same as the workers'; by default ``$HEADRACE_PREFIX``, else ``headrace``.
         retention_s: life of a job's record and log after its end.
 
     Every method raises :class:`BrokerUnavailable` where Redis does not answer.
     """
 
     def __init__(
-        self, url: str | None = None, *, prefix: str = DEFAULT_PREFIX, retention_s: int = DEFAULT_RETENTION_S
+        self, url: str | None = None, *, prefix: str | None = None, retention_s: int = DEFAULT_RETENTION_S
     ) -> None:
         self.url = url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
-        self.keys = Keys(prefix)
+        self.keys = Keys(prefix or os.environ.get(PREFIX_VARIABLE) or DEFAULT_PREFIX)
         self._redis = connect(self.url)
         self._ledger = Ledger(self._redis, self.keys)
         self._hints = HintSender(self.url)
@@ -147,7 +148,7 @@ class Client:
         deadline = None if timeout is None else time.monotonic() + timeout
         with broker_errors(self.url):
             self._last_position(job_id, after)
-            order, position = DeltaOrder(), after
+            order, position = DeltaOrder(after), after
             while True:
                 block = block_ms(deadline)
                 reply: Any = self._redis.xread({self.keys.events(job_id): position}, count=500, block=block)
@@ -163,14 +164,18 @@ class Client:
 
     def _last_position(self, job_id: str, after: str) -> str:
         """Position of the newest event, :data:`START` where there is none yet; checks ``after`` against the log."""
+        first, last, trimmed = self._bounds(job_id)
+        check_replayable(after, first=first, last=last, trimmed=trimmed)
+        return last
+
+    def _bounds(self, job_id: str) -> tuple[str, str, bool]:
+        """First and last position of a job's log and whether it lost events."""
         try:
             info: Any = self._redis.xinfo_stream(self.keys.events(job_id))
         except ResponseError:  # no log yet: the job is queued, or there is none
             self._state(job_id)
             info = None
-        first, last, trimmed = stream_bounds(info)
-        check_replayable(after, first=first, last=last, trimmed=trimmed)
-        return last
+        return stream_bounds(info)
 
     def _state(self, job_id: str) -> JobState:
         state: Any = self._redis.hget(self.keys.job(job_id), "state")
@@ -189,7 +194,7 @@ class Client:
         with broker_errors(self.url):
             while True:
                 # The position is read first: an ending that comes between the two reads is then still ahead.
-                position = self._last_position(job_id, START)
+                _, position, _ = self._bounds(job_id)
                 status = self.status(job_id)
                 if status.result is not None:
                     return status.result

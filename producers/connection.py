@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from redis import ConnectionPool, Redis
 from redis.asyncio import ConnectionPool as AsyncConnectionPool
@@ -21,6 +22,9 @@ SCHEMES = ("redis", "rediss", "unix")
 _CONNECT_SECONDS = 5.0
 # Longer than any blocking read, so that only a dead connection reaches it.
 _SOCKET_SECONDS = 30.0
+# Read off the text and not parsed: in a password that was not escaped, any character may stand.
+_LOGIN = re.compile(r"^(\w+://)?+(?!/)([^:@/?#]*):.*@")
+_PASSWORD_FIELD = re.compile(r"([?&]password=)[^&#]*")
 
 
 def connect(url: str) -> Redis:
@@ -51,25 +55,21 @@ def _checked_pool(pool_class: Any, url: str) -> Any:
         timeouts["socket_connect_timeout"] = _CONNECT_SECONDS
     try:
         return pool_class.from_url(url, decode_responses=True, **timeouts)
-    except ValueError as error:
-        raise BrokerUnavailable(f"{without_password(url)!r} is no Redis URL: {error}") from error
+    except ValueError as error:  # its text may quote a part of the password
+        raise BrokerUnavailable(f"{without_password(url)!r} is no Redis URL; a part of it is malformed") from error
 
 
 def without_password(url: str) -> str:
     """A URL that may be shown."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
+    return _PASSWORD_FIELD.sub(r"\1***", _LOGIN.sub(r"\1\2:***@", url))
 
 
 @contextmanager
 def broker_errors(url: str) -> Iterator[None]:
-    """Turn what redis-py raises on a lost connection into one clear sentence.
+    """Turn what redis-py raises into one clear sentence.
 
     Raises:
-        BrokerUnavailable: where Redis does not answer or refuses the login.
+        BrokerUnavailable: where Redis does not answer, or refuses the login or a command.
     """
     try:
         yield
@@ -77,6 +77,10 @@ def broker_errors(url: str) -> Iterator[None]:
         raise BrokerUnavailable(f"Redis at {without_password(url)} refuses the login: {error}") from error
     except (RedisConnectionError, RedisTimeoutError) as error:
         raise BrokerUnavailable(f"no Redis answers at {without_password(url)}: {error}") from error
+    except RedisError as error:
+        # Out of memory, read-only, or no Redis at all. In a pipeline's error the command, prompt included, comes first.
+        reason = str(error).rpartition("of pipeline caused error: ")[2]
+        raise BrokerUnavailable(f"Redis at {without_password(url)} refuses: {reason}") from error
 
 
 def celery_url(url: str) -> str:

@@ -69,6 +69,7 @@ KVCacheMemory = Annotated[
         help="Memory for the KV cache, such as 2GiB.",
         parser=parse_size,
         metavar="SIZE",
+        show_default="1GiB",
         envvar="HEADRACE_KV_CACHE_MEMORY",
         rich_help_panel=_PANEL,
     ),

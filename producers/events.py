@@ -26,7 +26,7 @@ TERMINAL_KINDS = {
     JobState.EXPIRED: "expired",
 }
 
-_POSITION = re.compile(r"\d{1,20}-\d{1,20}")
+_POSITION = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,15 @@ def check_replayable(after: str, *, first: str, last: str, trimmed: bool) -> Non
 
 
 class DeltaOrder:
-    """Checks that no delta is missing between two that a reader gets, as when the log is trimmed under it."""
+    """Checks that a reader misses no delta, as when the log is trimmed under it.
 
-    def __init__(self) -> None:
-        self._last: Delta | None = None
+    Args:
+        after: where the reader begins. At the start an attempt must come first; anywhere else, whatever delta
+            comes first is taken for the next one.
+    """
+
+    def __init__(self, after: str) -> None:
+        self._next: tuple[int, int] | None = (0, 0) if after == START else None
 
     def checked(self, event: Event) -> Event:
         """The event itself.
@@ -128,10 +133,15 @@ class DeltaOrder:
         Raises:
             StreamPositionError: where deltas before it are missing.
         """
-        if isinstance(event, Delta):
-            if self._last and self._last.attempt == event.attempt and event.seq != self._last.seq + 1:
-                raise StreamPositionError(f"deltas {self._last.seq + 1} to {event.seq - 1} were trimmed from the log")
-            self._last = event
+        if isinstance(event, Started):
+            self._next = (event.attempt, 1)
+        elif isinstance(event, Delta):
+            if self._next not in (None, (event.attempt, event.seq)):
+                raise StreamPositionError(
+                    f"events before delta {event.seq} of attempt {event.attempt} were trimmed from the log; "
+                    "read the job's result instead"
+                )
+            self._next = (event.attempt, event.seq + 1)
         return event
 
 

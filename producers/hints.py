@@ -15,6 +15,8 @@ HINT_TASK = "headrace.hint"
 GENERATE_TASK = "headrace.generate"
 VISIBILITY_SECONDS = 60
 """A Celery message whose holder stopped refreshing it for this long is delivered again."""
+UNACKED_INDEX = "headrace:unacked_index"
+"""kombu's set of unacknowledged deliveries by age, under which it restores those that are too old."""
 
 
 def celery_queue(queue: str = DEFAULT_QUEUE) -> str:
@@ -34,7 +36,14 @@ def celery_settings(url: str) -> dict[str, Any]:
         "task_default_queue": celery_queue(),
         "task_default_priority": 0,
         "result_expires": 86_400,
-        "broker_transport_options": {"visibility_timeout": VISIBILITY_SECONDS},
+        "broker_transport_options": {
+            "visibility_timeout": VISIBILITY_SECONDS,
+            # kombu restores by the shortest timeout of all who share these keys: with its own, a headrace worker
+            # does not have other applications' long tasks delivered twice.
+            "unacked_key": "headrace:unacked",
+            "unacked_index_key": UNACKED_INDEX,
+            "unacked_mutex_key": "headrace:unacked_mutex",
+        },
         "broker_connection_retry_on_startup": True,
         "task_ignore_result": False,
         "timezone": "UTC",

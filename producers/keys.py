@@ -8,7 +8,7 @@ key                     type    holds
 ``P:channel:ID``        pubsub  the same documents, published live
 ``P:queue:NAME``        zset    ids of queued jobs by order of submission; NAME is a model, or ``default``
 ``P:running``           zset    ids of running jobs by the end of their lease, in ms
-``P:dead``              zset    ids of jobs given up after too many deliveries, by time in ms
+``P:dead``              zset    ids of jobs given up after too many deliveries, by the end of their record, in ms
 ``P:group:G``           stream  fields ``id`` and ``state`` of each job of group G that ended
 ``P:sequence``          string  counter behind the order of submission
 ``P:workers``           zset    worker ids by last heartbeat, in ms
@@ -19,7 +19,10 @@ P is the prefix. Fields of a job: ``state``, ``request`` (JSON), ``queue``, ``or
 ``retention_s`` (life of the record after the end), ``group``, ``attempt`` (grows with each claim),
 ``deliveries`` (claims less those handed back in order), ``token`` (of the attempt that owns the job now),
 ``worker``, ``seq`` and ``completion_tokens`` (of the current attempt's deltas), and after the end ``result``
-(JSON), ``ended_by`` (the token that ended it) and ``ended_ms``.
+(JSON), ``ended_by`` (the token of the worker that ended it, where one did) and ``ended_ms``.
+
+Celery keeps its own beside them: ``headrace`` and ``headrace.MODEL`` (lists of messages), ``_kombu.binding.*``,
+``headrace:unacked*`` (:mod:`headrace.producers.hints`) and ``celery-task-meta-*`` (results of plain Celery tasks).
 
 The Lua scripts build the same names (``lua/prelude.lua``), since one script may touch many jobs.
 """

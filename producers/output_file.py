@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from .errors import HeadraceError
+
+_BEGINNING = b'{"id": "'
+"""How every line begins that this program writes."""
 
 
 class LedgerMismatch(HeadraceError):
@@ -61,49 +64,36 @@ class OutputFile:
         self._file: IO[bytes] | None = None
 
     def read(self) -> Written:
-        """Read what is there, after cutting a torn last line.
+        """Read what is there, and cut a torn last line; a line is whole only with its line end.
 
         Raises:
-            LedgerMismatch: where the file holds something else than output lines.
+            LedgerMismatch: where the file holds something else than output lines; it is left as it is.
         """
-        written = Written()
+        written, torn = Written(), 0
         if not self.path.exists():
             return written
-        self._cut_torn_tail()
-        for number, row_id, custom_id, failed in self._lines():
-            if row_id is None:
-                raise LedgerMismatch(
-                    f"{self.path.name}:{number}: not an output line of headrace; "
-                    "--fresh replaces the file, or write to another"
-                )
-            written.row_ids.setdefault(custom_id, set()).add(row_id)
-            if failed:
-                written.failed.add(row_id)
-        return written
-
-    def _lines(self) -> Iterator[tuple[int, str | None, str | None, bool]]:
-        """Number, row id, custom_id and failure of each line; no row id where the line is something else."""
         with self.path.open("rb") as file:
             for number, raw in enumerate(file, start=1):
-                try:
-                    line = json.loads(raw)
-                    yield number, line["id"], line["custom_id"], line["error"] is not None
-                except (ValueError, KeyError, TypeError):
-                    yield number, None, None, False
+                if not raw.endswith(b"\n") and _begins_like_ours(raw):
+                    torn = len(raw)
+                else:
+                    self._take(written, number, raw)
+        if torn:
+            os.truncate(self.path, self.path.stat().st_size - torn)
+        return written
 
-    def _cut_torn_tail(self) -> None:
-        """Cut what follows the last line end; a line is whole only with it."""
-        with self.path.open("r+b") as file:
-            size = position = file.seek(0, os.SEEK_END)
-            while position > 0:
-                step = min(position, 1 << 16)
-                position = file.seek(position - step)
-                last = file.read(step).rfind(b"\n")
-                if last >= 0:
-                    position += last + 1
-                    break
-            if position < size:
-                file.truncate(position)
+    def _take(self, written: Written, number: int, raw: bytes) -> None:
+        try:
+            line = json.loads(raw)
+            row_id, custom_id, failed = line["id"], line["custom_id"], line["error"] is not None
+        except (ValueError, KeyError, TypeError) as error:
+            raise LedgerMismatch(
+                f"{self.path.name}:{number}: not an output line of headrace; "
+                "--fresh replaces the file, or write to another"
+            ) from error
+        written.row_ids.setdefault(custom_id, set()).add(row_id)
+        if failed:
+            written.failed.add(row_id)
 
     def drop(self, row_ids: set[str]) -> None:
         """Rewrite the file without some rows; the old one stays until the new one is whole."""
@@ -125,3 +115,8 @@ class OutputFile:
             os.fsync(self._file.fileno())
             self._file.close()
             self._file = None
+
+
+def _begins_like_ours(raw: bytes) -> bool:
+    """Whether bytes may be what an interrupted write left: a file of somebody else's is not to be cut."""
+    return raw.startswith(_BEGINNING) or _BEGINNING.startswith(raw)

@@ -205,11 +205,11 @@ def progress_line(counts: RunCounts, live: LiveTokens | None, elapsed: float) ->
 
 
 def _seconds_left(counts: RunCounts, live: LiveTokens | None, rate: float | None) -> float | None:
-    """Time to go, if rows to come are like those answered; what is under way counts by its tokens."""
+    """Time to go, if rows to come are as long as those that began; one under way is taken to be half done."""
     if live is None or not rate or not counts.ok:
         return None
-    expected = counts.output_tokens / counts.ok * (counts.ok + counts.total - counts.done)
-    return max(0.0, expected - live.tokens) / rate
+    row = live.tokens / (counts.ok + counts.in_flight / 2)
+    return max(0.0, row * (counts.ok + counts.total - counts.done) - live.tokens) / rate
 
 
 def _rate(value: float | None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import shlex
 import shutil
@@ -46,7 +48,8 @@ class RunOptions:
 def run(options: RunOptions) -> int:
     """Run a file of prompts and return the exit code; every error is one sentence on standard error."""
     try:
-        return _run(options)
+        with _only_run_of(options.output):
+            return _run(options)
     except LedgerMismatch as error:
         return _fail(error, LEDGER_MISMATCH)
     except LocalStackError as error:
@@ -66,7 +69,27 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+@contextmanager
+def _only_run_of(output: Path) -> Iterator[None]:
+    """Keep a second run away from an output file: it would cut and double lines, or delete the first one's data.
+
+    Raises:
+        HeadraceError: where there is another run.
+    """
+    digest = hashlib.sha256(os.fsencode(output.resolve())).hexdigest()[:32]
+    path = _cache_directory() / "locks" / digest
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise HeadraceError(f"another run is using {output}; wait for it, or write to another file") from error
+        yield
+
+
 def _run(options: RunOptions) -> int:
+    if options.output.is_dir():
+        raise HeadraceError(f"{options.output} is a directory; name a file")
     if options.output.exists() and options.output.samefile(options.source):
         raise HeadraceError(f"{options.output} is the input; write to another file")
     if not options.output.parent.is_dir():
@@ -108,9 +131,10 @@ def _forget_jobs(record: RunRecord) -> None:
 def _announce(options: RunOptions, plan: Plan) -> None:
     if plan.resumed:
         answered = plan.resumed - plan.failed_before
+        retry = f", --retry-failed includes the {plan.failed_before}" if plan.failed_before else ""
         _say(
             f"Resuming {options.output}: {answered} done, {plan.failed_before} failed, {plan.to_go} to go. "
-            f"--fresh starts over, --retry-failed includes the {plan.failed_before}."
+            f"--fresh starts over{retry}."
         )
     if plan.bad:
         _say(f"{plan.bad} of {plan.total} lines are no requests; their reasons go to {options.output}.")
@@ -157,8 +181,11 @@ def _models(client: Client, stack: LocalStack | None, interrupt: Interrupt) -> s
 
 def _stack_directory(record: RunRecord) -> Path:
     """Where the run's own server keeps its data, so that an interrupted run finds its jobs again."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "headrace" / "runs" / record.run_id
+    return _cache_directory() / "runs" / record.run_id
+
+
+def _cache_directory() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
 
 
 @contextmanager

@@ -160,7 +160,7 @@ class GenerationRequest(BaseModel):
                 if value is not None:
                     known[name] = value
             elif name in _UNSUPPORTED:
-                if value is not None and value not in _DEFAULTS_OF_UNSUPPORTED.get(name, ()):
+                if value is not None and not _asks_for_nothing(name, value):
                     raise InvalidRequest(f"{name} is not supported", code="unsupported_parameter", param=name)
             elif name not in _IGNORED:
                 raise InvalidRequest(f"unknown parameter {name!r}", code="unknown_parameter", param=name)
@@ -186,6 +186,12 @@ class GenerationRequest(BaseModel):
         return self.model_copy(update={"seed": secrets.randbits(63)})
 
 
+def _asks_for_nothing(name: str, value: Any) -> bool:
+    """Whether the value of an unsupported parameter is its default; true is not 1 here, as everywhere."""
+    defaults = _DEFAULTS_OF_UNSUPPORTED.get(name, ())
+    return any(value == default and isinstance(value, bool) == isinstance(default, bool) for default in defaults)
+
+
 def json_kind(value: Any) -> str:
     """What a JSON value is, for messages."""
     names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
@@ -195,8 +201,10 @@ def json_kind(value: Any) -> str:
 def _invalid_request(error: ValidationError) -> InvalidRequest:
     """pydantic's first complaint as one sentence with the parameter's path."""
     complaint = error.errors(include_url=False, include_input=False)[0]
-    path = [str(part) for part in complaint["loc"] if part not in ("str", "list[constrained-int]")]
+    path = [str(part) for part in complaint["loc"]]
     message = complaint["msg"].removeprefix("Value error, ")
+    if path[:1] == ["prompt"]:  # pydantic complains about each of its two forms
+        path, message = ["prompt"], "it must be a text, or a list of token ids that is not empty"
     where = ".".join(path)
     return InvalidRequest(f"{where}: {message}" if where else message, param=path[0] if path else None)
 

@@ -7,9 +7,9 @@ broker and result backend::
 
     from headrace.producers.tasks import generate
     generate.delay("Name three rivers.", max_tokens=50).get()["text"]
-    chain(generate.s("Write a haiku."), publish.s())()
+    chain(generate.s("Write a haiku."), publish.s().set(queue="celery"))()
 
-or, without importing anything of headrace::
+(the worker sends the next step of a chain, so that step must name its queue) or, without importing headrace::
 
     app.send_task("headrace.generate", ["Name three rivers."], {"max_tokens": 50}, queue="headrace")
 

@@ -9,6 +9,10 @@ from hypothesis import settings
 # Read by huggingface_hub when it is first imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+# Read by OpenMP when torch is first imported. Threads that spin while they wait make everything ten times slower
+# where the tests share their cores with a server or with each other.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # Shared machines are slow now and then, and a failure must come back in the next run.
 settings.register_profile("headrace", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("headrace")

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from ..producers import engine_flags as flags
-from ..producers.client import URL_VARIABLE
+from ..producers.client import PREFIX_VARIABLE, URL_VARIABLE
 from ..producers.connection import DEFAULT_URL, broker_errors, connect, without_password
 from ..producers.errors import BrokerUnavailable
 from ..producers.exit_codes import BAD_INPUT, NO_BROKER
+from ..producers.keys import DEFAULT_PREFIX
 from .settings import WorkerSettings
 
 logger = logging.getLogger("headrace.worker")
@@ -22,10 +23,9 @@ HELP = """Serve one model: take jobs from Redis, run them, publish their tokens.
 SIGTERM or Ctrl-C stops it in order: it takes no new job, lets running ones finish within the grace time, and
 hands back the rest. A second signal stops at once.
 
+\b
 Examples:
-
   headrace worker
-
   headrace worker --redis redis://queue:6379/0 --model ./my-model --dtype bfloat16
 """
 
@@ -34,6 +34,9 @@ def main(
     redis: Annotated[
         str, typer.Option(help="URL of the Redis server.", envvar=URL_VARIABLE, rich_help_panel="Queue")
     ] = DEFAULT_URL,
+    prefix: Annotated[
+        str, typer.Option(help="Of all keys in Redis.", envvar=PREFIX_VARIABLE, rich_help_panel="Queue")
+    ] = DEFAULT_PREFIX,
     drain_grace: Annotated[
         float,
         typer.Option(
@@ -70,7 +73,7 @@ def main(
     except EngineError as error:
         print(f"headrace worker: {error}", file=sys.stderr)
         raise typer.Exit(BAD_INPUT) from error
-    settings = WorkerSettings(redis_url=redis, drain_grace_s=drain_grace)
+    settings = WorkerSettings(redis_url=redis, prefix=prefix, drain_grace_s=drain_grace)
     service = WorkerService(settings, engine, config.max_num_seqs)
     logger.info("serving %s from %s as %s", engine.name, without_password(redis), settings.worker_id)
     status = HeadraceApp(service).run()
@@ -91,7 +94,7 @@ def _check_broker(url: str) -> None:
 
 def cli() -> None:
     """The command, under the name by which users call it."""
-    app = typer.Typer(add_completion=False)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command(help=HELP)(main)
     app(prog_name="headrace worker")
 

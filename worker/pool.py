@@ -20,15 +20,12 @@ from celery.concurrency.base import BasePool, apply_target
 from kombu.serialization import loads
 
 from ..producers.errors import InvalidRequest
-from ..producers.hints import GENERATE_TASK
+from ..producers.hints import GENERATE_TASK, UNACKED_INDEX
 from ..producers.records import request_from, submission
 from ..producers.schema import ErrorInfo, JobResult, JobState
 from .service import WorkerService
 
 logger = logging.getLogger(__name__)
-
-UNACKED_INDEX = "unacked_index"
-"""kombu's set of unacknowledged deliveries by age, under which it restores those that are too old."""
 
 
 @dataclass(eq=False)

@@ -25,11 +25,11 @@ end
 -- after which all of it is gone. The caller has checked that the job has not ended before.
 local function end_job(id, state, kind, result, limit)
   local job = job_key(id)
-  local fields = redis.call('HMGET', job, 'retention_s', 'group', 'queue', 'token')
+  local fields = redis.call('HMGET', job, 'retention_s', 'group', 'queue')
   local retention = tonumber(fields[1])
   redis.call('ZREM', running_key, id)
   redis.call('ZREM', queue_key(fields[3]), id)
-  redis.call('HSET', job, 'state', state, 'result', result, 'ended_ms', now_ms(), 'ended_by', fields[4] or '')
+  redis.call('HSET', job, 'state', state, 'result', result, 'ended_ms', now_ms())
   redis.call('HDEL', job, 'token')
   append_event(id, '{"kind":"' .. kind .. '","result":' .. result .. '}', limit)
   redis.call('EXPIRE', job, retention)
@@ -58,8 +58,8 @@ local function bury(id, max_deliveries, limit)
   local message = 'gave up after ' .. max_deliveries .. ' deliveries; the last worker, ' .. worker
     .. ', stopped without finishing it'
   end_job(id, 'failed', 'error', result_without_answer(id, 'failed', 'too_many_deliveries', message), limit)
-  local retention = tonumber(redis.call('HGET', job_key(id), 'retention_s'))
-  redis.call('ZREMRANGEBYSCORE', dead_key, '-inf', now - retention * 1000)
-  redis.call('ZADD', dead_key, now, id)
-  redis.call('PEXPIRE', dead_key, retention * 1000)
+  redis.call('ZREMRANGEBYSCORE', dead_key, '-inf', now)
+  redis.call('ZADD', dead_key, now + redis.call('HGET', job_key(id), 'retention_s') * 1000, id)
+  -- The list lasts as long as that one of its jobs whose record lasts longest.
+  redis.call('PEXPIREAT', dead_key, redis.call('ZRANGE', dead_key, -1, -1, 'WITHSCORES')[2])
 end

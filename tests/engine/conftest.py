@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
-
 from headrace.engine.hf_model import TransformersModel
 from headrace.engine.loader import DEMO_MODEL, resolve_model
+from transformers import AutoTokenizer
 
 from .tiny_models import CPU, llama_config, load_model, save_model
 

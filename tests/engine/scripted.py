@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-
 from headrace.engine import Engine, EngineConfig
 from headrace.engine.batch import ForwardBatch
 from headrace.engine.kv_cache import KVCache, KVGeometry
@@ -47,7 +46,7 @@ class ScriptedModel:
         """Of each step: the token ids and positions that were fed."""
         self._script = script
 
-    def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:  # noqa: ARG002
         """The script's answers as logits."""
         self.steps.append(list(zip(batch.input_ids[0].tolist(), batch.positions[0].tolist(), strict=True)))
         rows = [self._row(self._script(request, len(request.output_token_ids))) for request in batch.sampled]

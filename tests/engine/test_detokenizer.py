@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from headrace.engine.detokenizer import REPLACEMENT, Detokenizer, TokenDecoder
 from hypothesis import given
 from hypothesis import strategies as st
-
-from headrace.engine.detokenizer import REPLACEMENT, Detokenizer, TokenDecoder
 
 from .toy_tokenizers import byte_level, byte_tokens, sentencepiece_like
 
@@ -172,7 +171,11 @@ def test_the_window_stays_short() -> None:
 
     [eos] = named(BYTE_LEVEL, "</s>")
     detokenizer = Detokenizer(Watched(BYTE_LEVEL), byte_tokens(BYTE_LEVEL, "a" * 500))
-    for token in [*byte_tokens(BYTE_LEVEL, "中文a" * 50 + "é" * 20), *[eos] * 300, *byte_tokens(BYTE_LEVEL, b"\xff" * 300)]:
+    for token in [
+        *byte_tokens(BYTE_LEVEL, "中文a" * 50 + "é" * 20),
+        *[eos] * 300,
+        *byte_tokens(BYTE_LEVEL, b"\xff" * 300),
+    ]:
         detokenizer.add([token])
     assert len(lengths) > 1000
     assert max(lengths) <= 16
@@ -213,7 +216,10 @@ def test_text_makes_a_round_trip_through_both_tokenizers(text: str, cut: int) ->
 
 def test_real_vocabulary_streams_as_it_decodes(demo_tokenizer: Any) -> None:
     generator = random.Random(1)
-    texts = ["Grüße, 中文! \U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f525 naïve — “quotes”\n\tdef f(x):\n", "héllo wörld"]
+    texts = [
+        "Grüße, 中文! \U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f525 naïve — “quotes”\n\tdef f(x):\n",
+        "héllo wörld",
+    ]
     split = 0
     for text in texts * 4:
         output = demo_tokenizer.encode(text, add_special_tokens=False)

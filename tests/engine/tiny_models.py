@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
-
 from headrace.engine import Engine, EngineConfig, SamplingParams
 from headrace.engine.batch import build_batch
 from headrace.engine.hf_model import TransformersModel
 from headrace.engine.kv_cache import KVCache
 from headrace.engine.request import Request
 from headrace.engine.scheduler import ScheduledChunk, StepPlan
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from .toy_tokenizers import byte_level
 
@@ -58,7 +57,9 @@ def load_model(directory: Path) -> TransformersModel:
 @torch.inference_mode()
 def transformers_logits(directory: Path, token_ids: Sequence[int]) -> torch.Tensor:
     """``[tokens, vocabulary]`` by transformers' own forward."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
+    capped = getattr(AutoConfig.from_pretrained(directory), "attn_logit_softcapping", None)
+    attention = "eager" if capped else "sdpa"  # transformers' sdpa path cannot cap logits
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation=attention)
     logits: torch.Tensor = model.eval()(torch.tensor([token_ids]), use_cache=False).logits[0]
     return logits
 

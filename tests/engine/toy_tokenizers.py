@@ -29,9 +29,7 @@ def sentencepiece_like(*, add_bos: bool = False, chat_template: str | None = Non
     words = ["▁Hello", "▁world", "▁the", ".", "▁{", "{", "}", "▁", "▁▁", "\n", "▁\n", "a", "b", "ä", "▁a", "�"]
     tokens = [*SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    tokenizer = Tokenizer(
-        models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>", fuse_unk=True)
-    )
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -46,9 +44,7 @@ def _finish(tokenizer: Tokenizer, add_bos: bool, chat_template: str | None) -> A
         tokenizer.post_processor = processors.TemplateProcessing(
             single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", bos)]
         )
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     wrapped.chat_template = chat_template
     return wrapped
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-
 from headrace.kernels import AttentionBatch, paged_attention, reference, store_kv
 
 NAN = float("nan")

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-
 from headrace.kernels import draw_tokens, philox_uniform, reference
 
 SETTINGS = [
@@ -26,9 +25,7 @@ SETTINGS = [
 ]
 
 
-def draw(
-    logits: torch.Tensor, uniforms: torch.Tensor, settings: list[tuple[float, int, float, float]]
-) -> torch.Tensor:
+def draw(logits: torch.Tensor, uniforms: torch.Tensor, settings: list[tuple[float, int, float, float]]) -> torch.Tensor:
     temperature, top_k, top_p, min_p = zip(*settings, strict=True)
     return draw_tokens(
         logits,

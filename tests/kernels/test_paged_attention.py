@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-
 from headrace.kernels import AttentionBatch
 
 from .paged import NAN, paged_case

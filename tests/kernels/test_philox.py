@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from headrace.kernels import philox_uniform
 from headrace.kernels.sampling import philox_4x32
 

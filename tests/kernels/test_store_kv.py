@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-
 from headrace.kernels import store_kv
 
 
@@ -34,5 +33,6 @@ def test_a_negative_slot_writes_nothing() -> None:
 
 def test_padding_alone_writes_nothing() -> None:
     data = strided_cache()
-    store_kv(*torch.rand(2, 2, 2, 8), data[:, 0, 0], data[:, 0, 1], torch.tensor([-1, -1]))
+    key, value = torch.rand(2, 2, 2, 8)
+    store_kv(key, value, data[:, 0, 0], data[:, 0, 1], torch.tensor([-1, -1]))
     assert (data == -7).all()

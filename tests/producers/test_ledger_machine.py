@@ -1,0 +1,245 @@
+"""The ledger under random calls of several workers, against a model in plain Python."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule, run_state_machine_as_test
+from redis import Redis
+
+from headrace.producers.connection import connect
+from headrace.producers.keys import Keys
+from headrace.producers.ledger import MAX_DELIVERIES, Claim, Ledger
+from headrace.producers.schema import JobState
+from headrace.worker.embedded import EmbeddedServer
+
+from .attempts import LONG_MS, append, documents, finish, job
+
+QUEUES = ["default", "model-a", "model-b"]
+TERMINAL = {"done", "error", "cancelled", "expired"}
+ENDS = st.sampled_from([JobState.SUCCEEDED, JobState.FAILED])
+
+
+@dataclass
+class Expected:
+    """What the model knows of a job."""
+
+    queue: str
+    order: int
+    state: str = "queued"
+    attempt: int = 0
+    deliveries: int = 0
+    token: str | None = None
+    lease_over: bool = False
+    ended_by: str | None = None
+    seq: int = 0
+    texts: dict[int, list[str]] = field(default_factory=dict)
+    """Deltas by attempt."""
+    kinds: list[str] = field(default_factory=list)
+    """The event log's kinds."""
+
+    @property
+    def ended(self) -> bool:
+        return self.state not in ("queued", "running")
+
+    def end(self, state: str, kind: str) -> None:
+        assert not self.ended
+        self.state, self.token = state, None
+        self.kinds.append(kind)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Workers that claim, write, lose leases and come back; producers that submit twice and cancel."""
+
+    redis: Redis
+    seen: Counter[str]
+    prefixes = itertools.count()
+    claims = Bundle("claims")
+
+    @initialize()
+    def begin(self) -> None:
+        self.ledger = Ledger(self.redis, Keys(f"machine{next(self.prefixes)}"))
+        self.jobs: dict[str, Expected] = {}
+        self.orders = itertools.count(1)
+
+    @rule(number=st.integers(0, 7), queue=st.sampled_from(QUEUES))
+    def submit(self, number: int, queue: str) -> None:
+        job_id = f"j{number}"
+        new = job_id not in self.jobs
+        assert self.ledger.submit([job(job_id, queue=queue)] * 2) == [new, False]
+        if new:
+            self.jobs[job_id] = Expected(queue, next(self.orders))
+        else:
+            self.seen["submitted again"] += 1
+
+    @rule(
+        target=claims,
+        worker=st.sampled_from(["w1", "w2", "w3"]),
+        queues=st.lists(st.sampled_from(QUEUES), min_size=1, max_size=3, unique=True),
+        count=st.integers(1, 4),
+        lease_ms=st.sampled_from([0, LONG_MS]),
+    )
+    def claim(self, worker: str, queues: list[str], count: int, lease_ms: int) -> object:
+        waiting = [name for name in self.in_order() if self.jobs[name].queue in queues][:count]
+        claims = self.ledger.claim(worker, queues, count, lease_ms)
+        assert [claim.job_id for claim in claims] == waiting
+        for claim in claims:
+            expected = self.jobs[claim.job_id]
+            expected.attempt += 1
+            expected.deliveries += 1
+            assert claim.attempt == expected.attempt
+            assert claim.waited_ms >= 0
+            expected.state, expected.token, expected.lease_over = "running", claim.token, lease_ms == 0
+            expected.kinds += ["reset", "started"] if expected.seq else ["started"]
+            self.seen["reset"] += expected.seq > 0
+            expected.seq = 0
+        return multiple(*claims)
+
+    @rule(claim=claims, ahead=st.sampled_from([1, 1, 1, 0, -1]))
+    def append(self, claim: Claim, ahead: int) -> None:
+        expected = self.jobs[claim.job_id]
+        owned = claim.token == expected.token
+        seq = max(expected.seq + ahead, 1)
+        text = f"{claim.attempt}.{seq} "
+        # The second call is the first one repeated, as after a reply that was lost.
+        assert [append(self.ledger, claim, seq, text) for _ in range(2)] == [int(owned)] * 2
+        if owned and seq > expected.seq:
+            expected.seq = seq
+            expected.kinds.append("delta")
+            expected.texts.setdefault(claim.attempt, []).append(text)
+        self.seen["append fenced"] += not owned
+        self.seen["append repeated late"] += owned and ahead < 1
+
+    @rule(claim=claims, state=ENDS)
+    def finish(self, claim: Claim, state: JobState) -> None:
+        expected = self.jobs[claim.job_id]
+        owned = claim.token == expected.token
+        accepted = owned or expected.ended_by == claim.token
+        assert [finish(self.ledger, claim, state) for _ in range(2)] == [int(accepted)] * 2
+        if owned:
+            expected.ended_by = claim.token
+            expected.end(state.value, "done" if state is JobState.SUCCEEDED else "error")
+        self.seen["finish fenced"] += not accepted
+        self.seen["finish repeated late"] += accepted and not owned
+
+    @rule(number=st.integers(0, 8))
+    def cancel(self, number: int) -> None:
+        expected = self.jobs.get(f"j{number}")
+        reply = self.ledger.cancel(f"j{number}")
+        if expected is None:
+            assert reply is None
+            return
+        if not expected.ended:
+            self.seen[f"cancelled when {expected.state}"] += 1
+            expected.end("cancelled", "cancelled")
+        assert reply == expected.state
+
+    @rule(claim=claims)
+    def release(self, claim: Claim) -> None:
+        expected = self.jobs[claim.job_id]
+        owned = claim.token == expected.token
+        assert self.ledger.release([claim, claim]) == int(owned)
+        if owned:
+            expected.state, expected.token = "queued", None
+            expected.deliveries -= 1
+            self.seen["released"] += 1
+
+    @rule(claim=claims, lease_ms=st.sampled_from([0, LONG_MS]))
+    def renew(self, claim: Claim, lease_ms: int) -> None:
+        expected = self.jobs[claim.job_id]
+        owned = claim.token == expected.token
+        lost = not owned and expected.ended_by != claim.token
+        assert self.ledger.renew([claim], lease_ms) == [claim] * lost
+        if owned:
+            self.seen["renewed after its end"] += expected.lease_over and lease_ms > 0
+            expected.lease_over = lease_ms == 0
+        self.seen["lease lost"] += lost
+
+    @rule()
+    def reap(self) -> None:
+        over = {name for name, expected in self.jobs.items() if expected.state == "running" and expected.lease_over}
+        buried = {name for name in over if self.jobs[name].deliveries >= MAX_DELIVERIES}
+        assert set(self.ledger.reap()) == over - buried
+        for name in over:
+            expected = self.jobs[name]
+            if name in buried:
+                expected.end("failed", "error")
+                self.seen["buried"] += 1
+                last = documents(self.ledger, name)[-1]["result"]["error"]
+                assert last["code"] == "too_many_deliveries"
+                assert f"{MAX_DELIVERIES} deliveries" in last["message"]
+            else:
+                expected.state, expected.token = "queued", None
+                self.seen["reaped"] += 1
+
+    def in_order(self) -> list[str]:
+        """Queued jobs, first submitted first."""
+        queued = [name for name, expected in self.jobs.items() if expected.state == "queued"]
+        return sorted(queued, key=lambda name: self.jobs[name].order)
+
+    @invariant()
+    def records_are_as_expected(self) -> None:
+        for name, expected in getattr(self, "jobs", {}).items():
+            record = self.redis.hgetall(self.ledger.keys.job(name))
+            assert isinstance(record, dict)
+            assert record["state"] == expected.state
+            assert record.get("token") == expected.token
+            assert int(record["attempt"]) == expected.attempt
+            assert int(record["deliveries"]) == expected.deliveries <= MAX_DELIVERIES
+            assert (record.get("result") is not None) == expected.ended
+            assert (record.get("ended_by") or None) == expected.ended_by
+
+    @invariant()
+    def sets_are_as_expected(self) -> None:
+        if not hasattr(self, "jobs"):
+            return
+        keys = self.ledger.keys
+        for queue in QUEUES:
+            queued = [name for name in self.in_order() if self.jobs[name].queue == queue]
+            assert self.redis.zrange(keys.queue(queue), 0, -1) == queued
+        running = {name for name, expected in self.jobs.items() if expected.state == "running"}
+        assert set(self.redis.zrange(keys.running, 0, -1)) == running  # type: ignore[arg-type]
+
+    @invariant()
+    def logs_are_as_expected(self) -> None:
+        for name, expected in getattr(self, "jobs", {}).items():
+            events = documents(self.ledger, name)
+            kinds = [event["kind"] for event in events]
+            assert kinds == expected.kinds
+            assert sum(kind in TERMINAL for kind in kinds) == expected.ended
+            for attempt, texts in expected.texts.items():
+                written = [e["text"] for e in events if e["kind"] == "delta" and e["attempt"] == attempt]
+                assert written == texts
+
+
+RARE_PATHS = [
+    "append fenced",
+    "append repeated late",
+    "buried",
+    "cancelled when queued",
+    "cancelled when running",
+    "finish fenced",
+    "finish repeated late",
+    "lease lost",
+    "reaped",
+    "released",
+    "renewed after its end",
+    "reset",
+    "submitted again",
+]
+
+
+def test_random_calls_keep_the_ledgers_promises(server: EmbeddedServer) -> None:
+    class Machine(LedgerMachine):
+        redis = connect(server.url)
+        seen = Counter[str]()
+
+    calls = settings(max_examples=60, stateful_step_count=60, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(Machine, settings=calls)
+    Machine.redis.close()
+    assert [path for path in RARE_PATHS if not Machine.seen[path]] == [], "these never happened"

@@ -1,0 +1,125 @@
+"""The server goes away, comes back, or is full while jobs run: nothing is lost and nothing is written twice."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from headrace.producers import Client, Delta, Event, Finished, JobState, Started
+from headrace.producers.connection import connect
+from headrace.worker.embedded import EmbeddedServer
+from headrace.worker.service import WorkerService
+
+from ..support import wait_until
+from .services import service
+
+BODY: dict[str, Any] = {"prompt": "long", "max_tokens": 600, "ignore_eos": True, "seed": 11}
+
+
+def whole(events: list[Event]) -> str:
+    """The text of a log of one attempt; each delta stands once, in order."""
+    deltas = [event for event in events if isinstance(event, Delta)]
+    assert [type(event) for event in events] == [Started, *[Delta] * len(deltas), Finished]
+    assert [delta.seq for delta in deltas] == list(range(1, len(deltas) + 1))
+    last = events[-1]
+    assert isinstance(last, Finished)
+    assert last.result.state is JobState.SUCCEEDED
+    assert sum(len(delta.token_ids) for delta in deltas) == last.result.completion_tokens == BODY["max_tokens"]
+    text = "".join(delta.text for delta in deltas)
+    assert text == last.result.text
+    return text
+
+
+def begun(client: Client, job_ids: list[str]) -> None:
+    """Each job has its first text."""
+    for job_id in job_ids:
+        next(event for event in client.stream(job_id, timeout=60) if isinstance(event, Delta))
+
+
+@pytest.mark.parametrize("when", ["mid-stream", "with the end under way"])
+def test_c6_the_server_restarts_while_jobs_run(tmp_path: Path, tiny_model: Path, when: str) -> None:
+    directory = tmp_path / "server"
+    server = EmbeddedServer(directory)
+    server.start()
+    try:
+        with service(server.url, tiny_model, step_seconds=0.003) as worker, Client(server.url) as client:
+            ids = client.submit_many([{**BODY, "seed": seed} for seed in range(4)])
+            begun(client, ids)
+            if when == "with the end under way":
+                wait_until(lambda: worker._engine.stats.generation_tokens > 4 * 500, "the end is near")
+            server.stop()
+            before = worker._engine.stats.generation_tokens
+            wait_until(lambda: worker._engine.stats.generation_tokens > before + 100, "the engine goes on meanwhile")
+            server.start()
+            texts = [whole(list(client.stream(job_id, timeout=60))) for job_id in ids]
+            undisturbed = [whole(list(client.stream(client.submit({**BODY, "seed": seed})))) for seed in range(4)]
+            assert worker.describe()["fenced_writes"] == 0
+        assert texts == undisturbed
+    finally:
+        server.stop()
+
+
+def test_writes_whose_reply_is_lost_are_not_doubled(
+    server: EmbeddedServer, client: Client, redis: Redis, tiny_model: Path
+) -> None:
+    cut = 0
+    with service(server.url, tiny_model, step_seconds=0.002) as worker:
+        ids = client.submit_many([{**BODY, "seed": seed} for seed in range(8)])
+        begun(client, ids)
+        followers = len(ids)
+        while worker.inflight.claims():
+            # Connections are cut again and again, in the middle of whatever they do.
+            cut += int(redis.client_kill_filter(_type="normal", skipme=True))
+        for job_id in ids:
+            whole(list(client.stream(job_id, timeout=60)))
+        assert worker.describe()["fenced_writes"] == worker.describe()["leases_lost"] == 0
+    assert cut > 20
+    assert followers == 8
+
+
+def test_a_full_server_delays_and_loses_nothing(
+    server: EmbeddedServer, client: Client, redis: Redis, tiny_model: Path
+) -> None:
+    threads = {thread.name for thread in threading.enumerate()}
+    with service(server.url, tiny_model, step_seconds=0.002) as worker:
+        job_id = client.submit(BODY)
+        begun(client, [job_id])
+        redis.config_set("maxmemory", "1")
+        refused = int(redis.info("errorstats").get("errorstat_OOM", {}).get("count", 0))  # type: ignore[union-attr]
+        try:
+            wait_until(lambda: _refusals(redis) > refused + 2, "writes are refused")
+            wait_until(lambda: not worker._engine._engine.has_work, "the engine is done")
+        finally:
+            redis.config_set("maxmemory", "0")
+        whole(list(client.stream(job_id, timeout=60)))
+        again = client.submit({**BODY, "max_tokens": 3})
+        assert client.result(again, timeout=60).state is JobState.SUCCEEDED
+        alive = {thread.name for thread in threading.enumerate()} - threads
+        assert {f"headrace-{name}" for name in ("engine", "intake", "lease", "publisher")} <= alive
+
+
+def _refusals(redis: Redis) -> int:
+    stats: Any = redis.info("errorstats")
+    return int(stats.get("errorstat_OOM", {}).get("count", 0))
+
+
+def test_the_service_can_be_stopped_without_a_server(tmp_path: Path, tiny_model: Path) -> None:
+    server = EmbeddedServer(tmp_path / "server")
+    server.start()
+    running: WorkerService
+    with service(server.url, tiny_model, step_seconds=0.003) as running, Client(server.url) as client:
+        job_id = client.submit(BODY)
+        begun(client, [job_id])
+        server.stop()
+    # It ended; the job goes to another worker when the server is back and the lease has run out.
+    server.start()
+    try:
+        with connect(server.url) as redis, Client(server.url) as client:
+            assert client.status(job_id).state is JobState.RUNNING
+            assert redis.zcard(client.keys.running) == 1
+    finally:
+        server.stop()

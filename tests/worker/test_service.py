@@ -1,0 +1,124 @@
+"""A worker's batch, and jobs that nobody gave a hint of."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from headrace.producers import Client, Delta, Finished, JobState, Started
+from headrace.producers.keys import Keys
+from headrace.producers.ledger import Ledger
+from headrace.producers.records import request_from, submission
+from headrace.worker.embedded import EmbeddedServer
+
+from ..support import wait_until
+from .services import service
+
+
+def test_64_prompts_at_once_run_in_one_batch(server: EmbeddedServer, client: Client, tiny_model: Path) -> None:
+    bodies = [{"prompt": f"prompt {number}", "max_tokens": 40, "ignore_eos": True} for number in range(64)]
+    ids = client.submit_many(bodies)
+    with service(server.url, tiny_model, max_num_seqs=64) as worker:
+        results = [client.result(job_id, timeout=60) for job_id in ids]
+        described = worker.describe()
+    assert {result.state for result in results} == {JobState.SUCCEEDED}
+    assert {result.completion_tokens for result in results} == {40}
+    assert int(described["peak_running"]) > 32
+    assert described["generation_tokens"] == 64 * 40
+    assert described["fenced_writes"] == described["leases_lost"] == 0
+
+
+def test_a_late_short_prompt_answers_while_an_earlier_long_one_runs(
+    server: EmbeddedServer, client: Client, tiny_model: Path
+) -> None:
+    with service(server.url, tiny_model, step_seconds=0.005):
+        long = client.submit({"prompt": "long"}, max_tokens=1000, ignore_eos=True)
+        events = client.stream(long)
+        assert isinstance(next(events), Started)
+        assert isinstance(next(events), Delta)
+        short = client.submit({"prompt": "short"}, max_tokens=3, ignore_eos=True)
+        first = next(event for event in client.stream(short) if isinstance(event, Delta))
+        assert client.result(short, timeout=60).completion_tokens == 3
+        assert client.status(long).state is JobState.RUNNING
+        client.cancel(long)
+        *_, last = events
+    assert first.text
+    assert isinstance(last, Finished)
+
+
+def test_a_job_whose_hint_was_lost_runs_anyway(
+    server: EmbeddedServer, client: Client, redis: Redis, tiny_model: Path
+) -> None:
+    with service(server.url, tiny_model):
+        time.sleep(0.1)  # the worker waits for work by now
+        redis.delete("headrace")  # hints of other tests, which nobody took
+        ledger = Ledger(redis, Keys())
+        ledger.submit([submission(request_from({"prompt": "no hint"}, {"max_tokens": 3}), job_id="unhinted")])
+        assert client.result("unhinted", timeout=60).state is JobState.SUCCEEDED
+    assert redis.llen("headrace") == 0, "no hint was there at any time"
+
+
+def test_equal_seeds_give_equal_texts_whatever_runs_beside(
+    server: EmbeddedServer, client: Client, tiny_model: Path
+) -> None:
+    body = {"prompt": "same", "max_tokens": 30, "ignore_eos": True, "seed": 5, "temperature": 1.0}
+    with service(server.url, tiny_model):
+        alone = client.result(client.submit(body), timeout=60)
+        others = client.submit_many([{**body, "prompt": f"other {number}", "seed": number} for number in range(20)])
+        beside = client.result(client.submit(body), timeout=60)
+        texts = {client.result(job_id, timeout=60).text for job_id in others}
+    assert alone.text == beside.text
+    assert len(texts) == 20
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        ({"prompt": ""}, "", "prompt is empty"),
+        ({"prompt": "x" * 5000}, "context_length_exceeded", "5000 tokens"),
+        ({"prompt": [1, 259]}, "", "token id 259"),
+    ],
+)
+def test_what_the_model_cannot_take_is_refused_and_the_next_answers(
+    server: EmbeddedServer, client: Client, tiny_model: Path, body: dict[str, object], code: str, words: str
+) -> None:
+    with service(server.url, tiny_model):
+        refused, good = client.submit_many([body, {"prompt": "good", "max_tokens": 3, "ignore_eos": True}])
+        result = client.result(refused, timeout=60)
+        assert client.result(good, timeout=60).state is JobState.SUCCEEDED
+    assert result.state is JobState.FAILED
+    assert result.error is not None
+    assert result.error.status_code == 400
+    assert words in result.error.message
+    assert code in result.error.code
+    assert [type(event) for event in client.stream(refused)] == [Started, Finished]
+
+
+def test_a_job_for_another_model_is_left_alone(server: EmbeddedServer, client: Client, tiny_model: Path) -> None:
+    with service(server.url, tiny_model) as worker:
+        other = client.submit({"prompt": "x", "model": "other"}, max_tokens=2)
+        named = client.submit({"prompt": "x", "model": "tiny"}, max_tokens=2)
+        assert client.result(named, timeout=60).model == "tiny"
+        assert client.status(other).state is JobState.QUEUED
+        [info] = client.workers()
+        assert (info.worker_id, info.model, info.state) == (worker.settings.worker_id, "tiny", "ready")
+    client.cancel(other)
+    wait_until(lambda: client.workers() == [], "the worker has signed off")
+
+
+def test_a_draining_worker_hands_back_and_counts_no_delivery(
+    server: EmbeddedServer, client: Client, redis: Redis, tiny_model: Path
+) -> None:
+    body = {"prompt": "long", "max_tokens": 400, "ignore_eos": True, "seed": 3}
+    with service(server.url, tiny_model, step_seconds=0.005):
+        job_id = client.submit(body)
+        next(event for event in client.stream(job_id) if isinstance(event, Delta))
+    assert client.status(job_id).state is JobState.QUEUED
+    assert redis.hget(Keys().job(job_id), "deliveries") == "0"
+    with service(server.url, tiny_model):
+        result = client.result(job_id, timeout=60)
+        undisturbed = client.result(client.submit(body), timeout=60)
+    assert (result.attempt, result.text) == (2, undisturbed.text)
