@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from .arrivals import LOADS, Arrival, Lengths, recorded
+from .report import percentile
 from .simulation import GPU, Finished, Outcome, Settings, as_request, build_scheduler, by_label, simulate
 from .simulation import simulate_static as static
-from .report import percentile
 
 UNLIMITED = 1 << 30
 

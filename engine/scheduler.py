@@ -111,6 +111,7 @@ class Scheduler:
         self.estimate = OutputEstimate()
         self.stats = SchedulerStats()
         self._step = 0
+        self._last_preemption_step = -1
         self._starved: Request | None = None
         self._extent_blocks = 0
         self._swap_out: list[BlockCopy] = []
@@ -139,7 +140,8 @@ class Scheduler:
         self._feed_starved()
         self._schedule_decodes(decodes)
         budget, prefills = self._schedule_prefills(self.max_num_batched_tokens - len(decodes))
-        if self._starved is None:
+        # Who was just paused would only take back the room that was made.
+        if self._starved is None and self._last_preemption_step < self._step:
             self._admit_requests(budget, prefills)
         plan = StepPlan((*decodes, *prefills), tuple(self._swap_out), tuple(self._swap_in))
         self._swap_out, self._swap_in = [], []
@@ -312,6 +314,7 @@ class Scheduler:
         request.num_preemptions += 1
         self.stats.preemptions[victim.method] += 1
         self.estimate.preempted()
+        self._last_preemption_step = self._step
         insort(self.preempted, request, key=_admission_key)
 
     def _leave_running(self, request: Request) -> None:

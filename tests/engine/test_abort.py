@@ -31,7 +31,8 @@ def test_b7_aborts_at_random_points_leave_nothing_behind() -> None:
     while to_add or engine.has_work:
         if to_add and generator.random() < 0.4:
             name = to_add.pop()
-            engine.add(name, [5] * generator.randint(1, 50), greedy(generator.randint(1, 12)))
+            prompt = [generator.randint(3, 250) for _ in range(generator.randint(1, 50))]
+            engine.add(name, prompt, greedy(generator.randint(1, 12)))
             added.add(name)
         for name in sorted(added & to_abort):
             if generator.random() < 0.04:

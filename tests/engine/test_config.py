@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from headrace.engine import ConfigError, EngineConfig
-from headrace.engine.engine import _resolve_device, _resolve_dtype
 from headrace.engine.kv_cache import KVCache, KVGeometry
+from headrace.engine.resolve import resolve_device, resolve_dtype
 
 from .scripted import ScriptedModel, constant, scripted_engine
 
@@ -34,14 +34,14 @@ def test_impossible_settings_are_refused(settings: dict[str, Any], says: str) ->
 @pytest.mark.parametrize("device", ["gpu", "mps", "meta", ""])
 def test_devices_that_are_none_are_refused(device: str) -> None:
     with pytest.raises(ConfigError, match=f"device is '{device}'; it must be auto, cpu, cuda or cuda:N"):
-        _resolve_device(device)
+        resolve_device(device)
 
 
 def test_automatic_dtype_goes_by_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     for has_bfloat16, dtype in ((True, torch.bfloat16), (False, torch.float32)):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has_bfloat16: {"avx512_bf16": has})
-        assert _resolve_dtype(EngineConfig(), CPU) is dtype
-    assert _resolve_dtype(EngineConfig(dtype="float16"), CPU) is torch.float16
+        assert resolve_dtype(EngineConfig(), CPU) is dtype
+    assert resolve_dtype(EngineConfig(dtype="float16"), CPU) is torch.float16
 
 
 def test_a_context_past_the_models_is_refused() -> None:

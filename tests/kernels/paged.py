@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from headrace.kernels import AttentionBatch, paged_attention, reference, store_kv
+from headrace.kernels import AttentionBatch, AttentionLayout, BulkIndex, paged_attention, reference, store_kv
 
 NAN = float("nan")
 
@@ -56,6 +56,22 @@ class PagedCase:
         )
 
 
+def attention_batch(
+    block_tables: Sequence[Sequence[int]], query_lens: Sequence[int], context_lens: Sequence[int], block_size: int
+) -> AttentionBatch:
+    """A step's attention, with slots that do not matter."""
+    bulk = BulkIndex()
+    layout = AttentionLayout.build(
+        bulk,
+        slots=[0] * sum(query_lens),
+        block_tables=block_tables,
+        query_lens=query_lens,
+        context_lens=context_lens,
+        block_size=block_size,
+    )
+    return layout.on_device(bulk.to(torch.device("cpu")))
+
+
 def paged_case(
     sequences: Sequence[tuple[int, int]],
     *,
@@ -88,12 +104,6 @@ def paged_case(
     keys, values = torch.randn((2, len(slots), kv_heads, head_dim), generator=generator)
     store_kv(keys, values, key_cache, value_cache, torch.tensor(slots))
 
-    batch = AttentionBatch.build(
-        slot_mapping=torch.zeros(sum(query_lens), dtype=torch.int64),
-        block_tables=block_tables,
-        query_lens=query_lens,
-        context_lens=context_lens,
-        block_size=block_size,
-    )
+    batch = attention_batch(block_tables, query_lens, context_lens, block_size)
     query = torch.randn((sum(query_lens), heads, head_dim), generator=generator)
     return PagedCase(query, key_cache, value_cache, block_tables, query_lens, context_lens, batch)

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from headrace.kernels import AttentionBatch
 
-from .paged import NAN, paged_case
+from .paged import NAN, attention_batch, paged_case
 
 # Prefill chunks and decodes mixed, with contexts that end before, at and after the edge of a block of 4.
 MIXED = [(1, 1), (3, 3), (1, 4), (4, 4), (1, 5), (5, 5), (2, 9), (1, 8), (7, 16), (1, 17)]
@@ -60,13 +59,7 @@ def test_block_placement_does_not_matter() -> None:
     place = moved.argsort()
     tables = [[int(place[block]) for block in table] for table in case.block_tables]
     assert tables != case.block_tables
-    batch = AttentionBatch.build(
-        slot_mapping=case.batch.slot_mapping,
-        block_tables=tables,
-        query_lens=case.query_lens,
-        context_lens=case.context_lens,
-        block_size=4,
-    )
+    batch = attention_batch(tables, case.query_lens, case.context_lens, 4)
     case = replace(case, key_cache=case.key_cache[moved], value_cache=case.value_cache[moved], batch=batch)
     answers.append(case.run())
     torch.testing.assert_close(answers[0], answers[1], atol=0, rtol=0)
@@ -102,10 +95,4 @@ def test_low_precision_stays_close() -> None:
 @pytest.mark.parametrize(("query_len", "context_len"), [(0, 3), (4, 3)])
 def test_impossible_lengths_are_refused(query_len: int, context_len: int) -> None:
     with pytest.raises(ValueError, match=f"{query_len} query tokens and {context_len} context tokens"):
-        AttentionBatch.build(
-            slot_mapping=torch.zeros(query_len, dtype=torch.int64),
-            block_tables=[[1]],
-            query_lens=[query_len],
-            context_lens=[context_len],
-            block_size=4,
-        )
+        attention_batch([[1]], [query_len], [context_len], 4)

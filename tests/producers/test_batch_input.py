@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from headrace.producers.batch_input import MAX_DEPTH, BadIds, Row, check_ids, read_rows
 from headrace.producers.batch_output import output_line
 from headrace.producers.dataset import scan

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from redis import Redis
-
 from headrace.producers import (
     AsyncClient,
     Client,
@@ -21,6 +19,7 @@ from headrace.producers import (
     WaitTimeout,
 )
 from headrace.producers.ledger import Ledger
+from redis import Redis
 
 from .attempts import append, claim_one, finish, job
 

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from redis import Redis
-
 from headrace.producers import BrokerUnavailable, Client
 from headrace.producers.connection import celery_url, connect, without_password
 from headrace.worker.embedded import EmbeddedServer
+from redis import Redis
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from redis import Redis
-
 from headrace.producers import JobState
 from headrace.producers.keys import Keys
 from headrace.producers.ledger import MAX_DELIVERIES, Ledger
+from redis import Redis
 
 from ..support import wait_until
 from .attempts import LONG_MS, append, claim_one, finish, job, takes_over

@@ -6,17 +6,23 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 
-import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule, run_state_machine_as_test
-from redis import Redis
-
 from headrace.producers.connection import connect
 from headrace.producers.keys import Keys
 from headrace.producers.ledger import MAX_DELIVERIES, Claim, Ledger
 from headrace.producers.schema import JobState
 from headrace.worker.embedded import EmbeddedServer
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+from redis import Redis
 
 from .attempts import LONG_MS, append, documents, finish, job
 

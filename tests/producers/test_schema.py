@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-
 from headrace.producers import GenerationRequest, InvalidRequest
 from headrace.producers.records import request_from, submission
 

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from redis import Redis
-
 from headrace.engine import Engine, EngineConfig
 from headrace.producers.keys import Keys
 from headrace.worker.service import WorkerService
 from headrace.worker.settings import WorkerSettings
+from redis import Redis
 
 from ..support import environment, wait_until
 

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from headrace.producers.connection import connect
 from headrace.worker.embedded import EmbeddedServer, EmbeddedServerError
 

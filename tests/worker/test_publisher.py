@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis import Redis
-
 from headrace.producers import Client, Delta, Event, Finished, JobState, Started
 from headrace.producers.connection import connect
 from headrace.worker.embedded import EmbeddedServer
 from headrace.worker.service import WorkerService
+from redis import Redis
 
 from ..support import wait_until
 from .services import service
