@@ -100,9 +100,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     group = parser.add_argument_group("engine", "of the worker that it starts")
     for field in fields(EngineFlags):
-        kind = parse_size if field.name.endswith("_memory") else str if isinstance(field.default, str) else int
-        name = f"--{field.name.replace('_', '-')}"
-        group.add_argument(name, type=kind, default=field.default, help="default: %(default)s")
+        name, default = f"--{field.name.replace('_', '-')}", field.default
+        if isinstance(default, bool):
+            group.add_argument(name, action=argparse.BooleanOptionalAction, default=default)
+            continue
+        kind = parse_size if field.name.endswith("_memory") else str if isinstance(default, str) else int
+        group.add_argument(name, type=kind, default=default, help="default: %(default)s")
     return parser
 
 

@@ -55,6 +55,7 @@ def answer_body(request: GenerationRequest, result: JobResult) -> dict[str, Any]
             "prompt_tokens": result.prompt_tokens,
             "completion_tokens": result.completion_tokens,
             "total_tokens": result.prompt_tokens + result.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
         },
     }
 

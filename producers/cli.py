@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from . import engine_flags as flags
 from .client import URL_VARIABLE, Client
 from .connection import DEFAULT_URL
+from .engine_flags import EngineFlags, with_engine_flags
 from .errors import BrokerUnavailable, HeadraceError
 from .events import Delta, Finished, Reset
 from .exit_codes import BAD_INPUT, FAILED_ROWS, INTERRUPTED, NO_BROKER, NO_WORKER, TABLE
@@ -35,7 +35,9 @@ JobId = Annotated[str, typer.Argument(help="The id that `headrace submit` printe
 
 
 @app.command()
+@with_engine_flags
 def run(
+    *,
     source: Annotated[
         Path, typer.Argument(metavar="IN.jsonl", help="Requests in OpenAI batch form.", exists=True, dir_okay=False)
     ],
@@ -46,14 +48,7 @@ def run(
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over: replace the output file.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="When resuming, do failed rows again.")] = False,
-    model: flags.Model = flags.EngineFlags.model,
-    dtype: flags.DType = flags.EngineFlags.dtype,
-    max_model_len: flags.MaxModelLen = None,
-    max_num_seqs: flags.MaxNumSeqs = flags.EngineFlags.max_num_seqs,
-    max_num_batched_tokens: flags.MaxNumBatchedTokens = flags.EngineFlags.max_num_batched_tokens,
-    block_size: flags.BlockSize = flags.EngineFlags.block_size,
-    kv_cache_memory: flags.KVCacheMemory = flags.EngineFlags.kv_cache_memory,
-    device: flags.Device = flags.EngineFlags.device,
+    engine: EngineFlags,
 ) -> None:
     """Answer a file of prompts and write a file of answers.
 
@@ -68,9 +63,6 @@ def run(
     from .run_command import RunOptions  # noqa: PLC0415  # rich is not needed by the other commands
     from .run_command import run as run_file  # noqa: PLC0415
 
-    engine = flags.EngineFlags(
-        model, dtype, max_model_len, max_num_seqs, max_num_batched_tokens, block_size, kv_cache_memory, device
-    )
     raise typer.Exit(run_file(RunOptions(source, output, redis, fresh, retry_failed, engine)))
 
 

@@ -59,6 +59,8 @@ class Submission:
     queue: str
     retention_s: int
     group: str = ""
+    handicap: int = 0
+    """The job stands in its queue where one submitted so many jobs later would."""
 
 
 class Ledger:
@@ -90,7 +92,7 @@ class Ledger:
             return [reply == 1 for reply in pipe.execute()]
 
     def claim(self, worker: str, queues: Sequence[str], count: int, lease_ms: int) -> list[Claim]:
-        """Take up to ``count`` queued jobs, first submitted first."""
+        """Take up to ``count`` queued jobs, in the order of their places."""
         replies = self._run("claim", worker, lease_ms, count, MAX_DELIVERIES, EVENT_LIMIT, *queues)
         return [Claim(*reply) for reply in replies]
 
@@ -129,4 +131,4 @@ class Ledger:
 
 def submit_arguments(job: Submission) -> tuple[str | int, ...]:
     """Arguments of the submit script after the prefix."""
-    return (job.job_id, job.request, job.queue, job.retention_s, job.group)
+    return (job.job_id, job.request, job.queue, job.retention_s, job.group, job.handicap)

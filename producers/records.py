@@ -19,6 +19,9 @@ from .schema import GenerationRequest, JobResult, JobState, JobStatus
 DEFAULT_RETENTION_S = 86_400
 """Life of a job's record and log after its end: one day."""
 
+PRIORITY_STRIDE = 1000
+"""A level of priority yields to the next thousand jobs. So the last level, 9, waits for 9,000 later ones at most."""
+
 _JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -76,6 +79,7 @@ def submission(
         queue=request.model or DEFAULT_QUEUE,
         retention_s=retention_s,
         group=group,
+        handicap=request.priority * PRIORITY_STRIDE,
     )
 
 

@@ -15,6 +15,9 @@ from .errors import InvalidRequest
 
 CHAT_ENDPOINT, COMPLETIONS_ENDPOINT = "/v1/chat/completions", "/v1/completions"
 
+PRIORITIES = 10
+"""Priorities are 0, the soonest, to 9."""
+
 _IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 """OpenAI's fields that change nothing about the answer."""
 
@@ -50,10 +53,7 @@ _UNSUPPORTED = frozenset(
         "function_call",
         "truncate_prompt_tokens",
         "chat_template_kwargs",
-        "priority",
-        "tenant",
         "ttl",
-        "cache_salt",
         "stream",
         "stream_options",
         "modalities",
@@ -136,6 +136,14 @@ class GenerationRequest(BaseModel):
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
     ignore_eos: bool = False
+    priority: Annotated[int, Field(ge=0, lt=PRIORITIES)] = 0
+    """0, the soonest, to 9."""
+    tenant: Annotated[Text, Field(max_length=128)] = ""
+    """On whose account; the worker's settings say what each tenant may use."""
+    prefix_cache: bool = True
+    """Whether memory may be shared with requests that begin alike."""
+    cache_salt: Annotated[Text, Field(max_length=128)] = ""
+    """Memory is shared only among a tenant's requests with the same salt."""
 
     @model_validator(mode="after")
     def _one_input(self) -> GenerationRequest:
@@ -246,6 +254,8 @@ class JobResult(BaseModel):
     finish_reason: Literal["stop", "length"] | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that the worker's prefix cache held."""
     queue_seconds: float = 0.0
     """From submission until the engine first computed a token of it."""
     ttft_seconds: float = 0.0

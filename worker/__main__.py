@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ..producers import engine_flags as flags
 from ..producers.client import PREFIX_VARIABLE, URL_VARIABLE
 from ..producers.connection import DEFAULT_URL, broker_errors, connect, without_password
+from ..producers.engine_flags import EngineFlags, with_engine_flags
 from ..producers.errors import BrokerUnavailable
 from ..producers.exit_codes import BAD_INPUT, NO_BROKER
 from ..producers.keys import DEFAULT_PREFIX
@@ -30,7 +30,9 @@ Examples:
 """
 
 
+@with_engine_flags
 def main(
+    *,
     redis: Annotated[
         str, typer.Option(help="URL of the Redis server.", envvar=URL_VARIABLE, rich_help_panel="Queue")
     ] = DEFAULT_URL,
@@ -46,20 +48,10 @@ def main(
             rich_help_panel="Queue",
         ),
     ] = 30.0,
-    model: flags.Model = flags.EngineFlags.model,
-    dtype: flags.DType = flags.EngineFlags.dtype,
-    max_model_len: flags.MaxModelLen = None,
-    max_num_seqs: flags.MaxNumSeqs = flags.EngineFlags.max_num_seqs,
-    max_num_batched_tokens: flags.MaxNumBatchedTokens = flags.EngineFlags.max_num_batched_tokens,
-    block_size: flags.BlockSize = flags.EngineFlags.block_size,
-    kv_cache_memory: flags.KVCacheMemory = flags.EngineFlags.kv_cache_memory,
-    device: flags.Device = flags.EngineFlags.device,
+    engine: EngineFlags,
 ) -> None:
     """Check the flags and the server, load the model, run."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    engine_flags = flags.EngineFlags(
-        model, dtype, max_model_len, max_num_seqs, max_num_batched_tokens, block_size, kv_cache_memory, device
-    )
     _check_broker(redis)
     from ..engine import Engine, EngineError  # noqa: PLC0415  # after the cheap checks: torch takes seconds
     from .app import HeadraceApp  # noqa: PLC0415
@@ -67,15 +59,15 @@ def main(
     from .service import WorkerService  # noqa: PLC0415
 
     try:
-        config = engine_config(engine_flags)
+        config = engine_config(engine)
         logger.info("loading %s", config.model)
-        engine = Engine.load(config)
+        loaded = Engine.load(config)
     except EngineError as error:
         print(f"headrace worker: {error}", file=sys.stderr)
         raise typer.Exit(BAD_INPUT) from error
     settings = WorkerSettings(redis_url=redis, prefix=prefix, drain_grace_s=drain_grace)
-    service = WorkerService(settings, engine, config.max_num_seqs)
-    logger.info("serving %s from %s as %s", engine.name, without_password(redis), settings.worker_id)
+    service = WorkerService(settings, loaded, config.max_num_seqs)
+    logger.info("serving %s from %s as %s", loaded.name, without_password(redis), settings.worker_id)
     status = HeadraceApp(service).run()
     logger.info("stopped")
     raise typer.Exit(status)

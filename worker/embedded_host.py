@@ -24,7 +24,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from ..producers import engine_flags as flags
+from ..producers.engine_flags import EngineFlags, with_engine_flags
 from ..producers.exit_codes import BAD_INPUT, NO_BROKER
 from .embedded import EmbeddedServer, EmbeddedServerError
 from .settings import WorkerSettings
@@ -51,22 +51,14 @@ class _Parent:
 
 
 @cli.command()
+@with_engine_flags
 def main(
+    *,
     directory: Annotated[Path, typer.Option("--directory")],
-    model: flags.Model = flags.EngineFlags.model,
-    dtype: flags.DType = flags.EngineFlags.dtype,
-    max_model_len: flags.MaxModelLen = None,
-    max_num_seqs: flags.MaxNumSeqs = flags.EngineFlags.max_num_seqs,
-    max_num_batched_tokens: flags.MaxNumBatchedTokens = flags.EngineFlags.max_num_batched_tokens,
-    block_size: flags.BlockSize = flags.EngineFlags.block_size,
-    kv_cache_memory: flags.KVCacheMemory = flags.EngineFlags.kv_cache_memory,
-    device: flags.Device = flags.EngineFlags.device,
+    engine: EngineFlags,
 ) -> None:
     """Run an embedded server and a worker for the parent process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    engine_flags = flags.EngineFlags(
-        model, dtype, max_model_len, max_num_seqs, max_num_batched_tokens, block_size, kv_cache_memory, device
-    )
     parent = _Parent()
     server = EmbeddedServer(directory)
     try:
@@ -76,12 +68,12 @@ def main(
         raise typer.Exit(NO_BROKER) from error
     try:
         parent.say("server", url=server.url)
-        _serve(parent, server.url, engine_flags)
+        _serve(parent, server.url, engine)
     finally:
         server.stop()
 
 
-def _serve(parent: _Parent, url: str, engine_flags: flags.EngineFlags) -> None:
+def _serve(parent: _Parent, url: str, engine_flags: EngineFlags) -> None:
     """Load the model and run a worker until the parent says stop."""
     # The engine is imported here: the server is up, and the parent busy submitting, while torch loads.
     from ..engine import Engine, EngineError  # noqa: PLC0415

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..engine import Engine, EngineStats, RequestError, RequestOutput, SamplingParams
+from ..engine import Engine, EngineStats, RequestError, RequestOptions, RequestOutput, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +18,7 @@ class _Add:
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
+    options: RequestOptions
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
 
     @property
+    def engine(self) -> Engine:
+        """The engine, for reading counters only."""
+        return self._engine
+
+    @property
     def stats(self) -> EngineStats:
         """The engine's counters; reading them needs no lock."""
         return self._engine.stats
@@ -59,9 +65,11 @@ class EngineThread:
         """Begin to step."""
         self._thread.start()
 
-    def add(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams) -> None:
+    def add(
+        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, options: RequestOptions
+    ) -> None:
         """Hand a request to the engine."""
-        self._inbox.put(_Add(request_id, prompt_token_ids, params))
+        self._inbox.put(_Add(request_id, prompt_token_ids, params, options))
 
     def abort(self, request_id: str) -> None:
         """Have the engine drop a request, in whatever state it is."""
@@ -91,7 +99,7 @@ class EngineThread:
                 self._engine.abort(message.request_id)
                 continue
             try:
-                self._engine.add(message.request_id, message.prompt_token_ids, message.params)
+                self._engine.add(message.request_id, message.prompt_token_ids, message.params, message.options)
             except RequestError as error:
                 self._on_refused(message.request_id, error)
         return True

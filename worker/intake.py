@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from redis.exceptions import RedisError
 
-from ..engine import RequestError, SamplingParams
+from ..engine import RequestError, RequestOptions, SamplingParams
 from ..engine.prompt_encoder import PromptEncoder
 from ..producers.errors import InvalidRequest
 from ..producers.ledger import Claim, Ledger, Submission
@@ -32,7 +32,7 @@ class Intake:
         queues: names of the ledger queues to serve.
         max_inflight: most jobs owned at once; several times the engine's batch, so that it has a choice.
         encoder: turns prompts into tokens, here and not in the step loop.
-        on_request: called with each job's request id, tokens and sampling parameters.
+        on_request: called with each job's request id, tokens, sampling parameters and options.
         on_refused: called with the request id of each job that the model cannot take.
     """
 
@@ -45,7 +45,7 @@ class Intake:
         queues: Sequence[str],
         max_inflight: int,
         encoder: PromptEncoder,
-        on_request: Callable[[str, list[int], SamplingParams], None],
+        on_request: Callable[[str, list[int], SamplingParams, RequestOptions], None],
         on_refused: Callable[[str, ErrorInfo], None],
     ) -> None:
         self._ledger = ledger
@@ -119,7 +119,7 @@ class Intake:
         try:
             request = GenerationRequest.model_validate_json(claim.request)
             token_ids = encode_prompt(request, self._encoder)
-            params = sampling_params(request)
+            params, options = sampling_params(request), request_options(request)
         except (RequestError, InvalidRequest) as error:
             self._on_refused(claim.request_id, bad_request(error))
         except Exception as error:
@@ -128,7 +128,7 @@ class Intake:
             message = f"the request cannot be encoded: {type(error).__name__}: {error}"
             self._on_refused(claim.request_id, ErrorInfo(code="encoding_failed", message=message))
         else:
-            self._on_request(claim.request_id, token_ids, params)
+            self._on_request(claim.request_id, token_ids, params, options)
 
 
 def bad_request(error: RequestError | InvalidRequest) -> ErrorInfo:
@@ -159,4 +159,14 @@ def sampling_params(request: GenerationRequest) -> SamplingParams:
         min_p=request.min_p,
         seed=(request.seed or 0) % (1 << 64),
         ignore_eos=request.ignore_eos,
+    )
+
+
+def request_options(request: GenerationRequest) -> RequestOptions:
+    """How a request is treated among others, in the engine's terms."""
+    return RequestOptions(
+        priority=request.priority,
+        tenant=request.tenant,
+        prefix_cache=request.prefix_cache,
+        cache_salt=request.cache_salt,
     )

@@ -145,6 +145,7 @@ class Publisher:
                 "finish_reason": reason,
                 "prompt_tokens": output.prompt_tokens if output else 0,
                 "completion_tokens": job.completion_tokens,
+                "cached_tokens": output.cached_tokens if output else 0,
                 "queue_seconds": job.queue_seconds,
                 "ttft_seconds": job.ttft_seconds or 0.0,
                 "total_seconds": job.age_seconds,

@@ -159,9 +159,25 @@ class WorkerService:
             "generation_tokens": stats.generation_tokens,
             "prompt_tokens": stats.prompt_tokens,
             "peak_running": stats.peak_running,
+            **self._scheduling(),
             "events_published": self._publisher.events_published,
             "fenced_writes": self._publisher.fenced_writes,
             "leases_lost": self._lease.leases_lost,
+        }
+
+    def _scheduling(self) -> dict[str, str | int]:
+        """What the scheduler did to keep the engine busy."""
+        scheduler = self._engine.engine.scheduler
+        stats = scheduler.stats
+        return {
+            "engine_running": len(scheduler.running),
+            "engine_waiting": len(scheduler.waiting),
+            "engine_preempted": len(scheduler.preempted),
+            "kv_blocks_used": scheduler.pool.num_held,
+            "kv_blocks": scheduler.pool.num_blocks,
+            "prefix_cache_queries": stats.prefix_cache_queries,
+            "prefix_cache_hits": stats.prefix_cache_hits,
+            **{f"preemptions_{method.value}": count for method, count in stats.preemptions.items()},
         }
 
     def _publish(self, outputs: list[RequestOutput]) -> None:
