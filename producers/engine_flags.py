@@ -31,6 +31,18 @@ def parse_size(text: str | int) -> int:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
+def parse_positive_size(text: str | int) -> int:
+    """Bytes as :func:`parse_size` reads them, but not none.
+
+    Raises:
+        typer.BadParameter: where it is no size, or 0.
+    """
+    size = parse_size(text)
+    if size == 0:
+        raise typer.BadParameter(f"{text!r} is nothing; it must be above 0")
+    return size
+
+
 def _flag(name: str, text: str, **settings: Any) -> Any:
     """An option of the engine, with its environment variable."""
     return typer.Option(help=text, envvar=f"HEADRACE_{name}", rich_help_panel="Engine", **settings)
@@ -59,7 +71,7 @@ class EngineFlags:
         _flag(
             "KV_CACHE_MEMORY",
             "Memory for the KV cache, such as 2GiB.",
-            parser=parse_size,
+            parser=parse_positive_size,
             metavar="SIZE",
             show_default="1GiB",
         ),
