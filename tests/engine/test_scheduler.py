@@ -161,6 +161,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert chunk.start == chunk.request.num_computed_tokens
             assert chunk.samples == (chunk.start + chunk.length == chunk.request.num_tokens)
             self.seen["partial chunks"] += not chunk.samples
+        if plan.num_tokens < self.scheduler.max_num_batched_tokens:
+            assert not any(each.num_uncomputed_tokens for each in self.scheduler.running), "budget was left unused"
         decoding = [each for each in before if each.output_token_ids]
         assert named[: len(decoding)] == decoding, "a decode was held up"
         if self.scheduler.waiting and plan.num_tokens < self.scheduler.max_num_batched_tokens:

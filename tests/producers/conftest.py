@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from redis import Redis
-
 from headrace.producers import Client
 from headrace.producers.connection import connect
 from headrace.producers.keys import Keys
 from headrace.producers.ledger import Ledger
 from headrace.worker.embedded import EmbeddedServer
+from redis import Redis
 
 from ..tiny_model import save_tiny_model
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from headrace.producers import ErrorInfo, GenerationRequest, JobResult, JobState
 from headrace.producers.batch_input import Row, parse_row
 from headrace.producers.batch_output import output_line
@@ -83,7 +82,11 @@ def test_an_empty_answer_is_an_answer() -> None:
     ("row", "ended", "status"),
     [
         (parse_row(b'{"custom_id": "r", "temperature": 9}', "in.jsonl", 4), None, 400),
-        (Row(3, "r3", "batch_req_3", error=ErrorInfo(code="model_not_found", message="no", status_code=404)), None, 404),
+        (
+            Row(3, "r3", "batch_req_3", error=ErrorInfo(code="model_not_found", message="no", status_code=404)),
+            None,
+            404,
+        ),
         (CHAT, result(JobState.FAILED, error=FAILURE), 500),
         (CHAT, result(JobState.FAILED, text="part", error=FAILURE.model_copy(update={"status_code": 400})), 400),
     ],

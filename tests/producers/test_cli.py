@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 import pytest
-
 from headrace.producers import Client, JobState
 from headrace.producers.exit_codes import TABLE
 from headrace.producers.ledger import Ledger

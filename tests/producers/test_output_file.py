@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 from headrace.producers.dataset import scan
 from headrace.producers.output_file import LedgerMismatch, OutputFile, Written
 
@@ -77,7 +76,7 @@ def test_c13_a_foreign_file_is_left_alone(tmp_path: Path, foreign: str) -> None:
 
 def test_c13_a_foreign_file_without_a_last_line_end_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    for foreign in (b"one line of notes", b"two lines\nof notes", b"{\n  \"pretty\": 1\n}"):
+    for foreign in (b"one line of notes", b"two lines\nof notes", b'{\n  "pretty": 1\n}'):
         path.write_bytes(foreign)
         with pytest.raises(LedgerMismatch):
             OutputFile(path).read()

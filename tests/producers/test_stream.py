@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-
 from headrace.producers import (
     AsyncClient,
     Client,

@@ -6,13 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
-from redis import Redis
-
 from headrace.producers import Client, Delta, Finished, JobState, Started
 from headrace.producers.keys import Keys
 from headrace.producers.ledger import Ledger
 from headrace.producers.records import request_from, submission
 from headrace.worker.embedded import EmbeddedServer
+from redis import Redis
 
 from ..support import wait_until
 from .services import service
