@@ -136,10 +136,13 @@ class AttentionBatch:
 
 
 def _split_by_length(ordered: list[int], blocks_used: list[int]) -> list[list[int]]:
-    """Split sequences, shortest first, so that none is padded to more than about twice its length."""
+    """Split sequences, shortest first, so that none is padded by more than a quarter of its length and a block.
+
+    Padding is gathered and multiplied like the rest, and costs more than another group does.
+    """
     groups: list[list[int]] = []
     for index in ordered:
-        if groups and blocks_used[index] <= 2 * blocks_used[groups[-1][0]] + 4:
+        if groups and blocks_used[index] <= 1.25 * blocks_used[groups[-1][0]] + 1:
             groups[-1].append(index)
         else:
             groups.append([index])

@@ -78,9 +78,13 @@ def broker_errors(url: str) -> Iterator[None]:
     except (RedisConnectionError, RedisTimeoutError) as error:
         raise BrokerUnavailable(f"no Redis answers at {without_password(url)}: {error}") from error
     except RedisError as error:
-        # Out of memory, read-only, or no Redis at all. In a pipeline's error the command, prompt included, comes first.
-        reason = str(error).rpartition("of pipeline caused error: ")[2]
-        raise BrokerUnavailable(f"Redis at {without_password(url)} refuses: {reason}") from error
+        # Out of memory, read-only, or no Redis at all.
+        raise BrokerUnavailable(f"Redis at {without_password(url)} refuses: {reason_of(error)}") from error
+
+
+def reason_of(error: RedisError) -> str:
+    """What an error says, without the command, texts and all, that redis-py puts before it in a pipeline."""
+    return str(error).rpartition("of pipeline caused error: ")[2]
 
 
 def celery_url(url: str) -> str:
@@ -99,5 +103,6 @@ __all__ = [
     "celery_url",
     "connect",
     "connect_async",
+    "reason_of",
     "without_password",
 ]

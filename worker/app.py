@@ -37,6 +37,8 @@ class HeadraceApp(Celery):  # type: ignore[misc]
             worker_prefetch_multiplier=1,
             task_acks_late=True,
             task_queues=[Queue(celery_queue(queue)) for queue in service.queues],
+            # What a chain or chord goes on with is somebody else's task: it goes where Celery's users expect it.
+            task_default_queue="celery",
             worker_hijack_root_logger=False,
         )
 
@@ -44,7 +46,7 @@ class HeadraceApp(Celery):  # type: ignore[misc]
             return self._take_finished(task.request.id)
 
         self.task(service.wake, name=HINT_TASK, ignore_result=True)
-        self.task(generate, name=GENERATE_TASK, bind=True, throws=(JobFailed,))
+        self.task(generate, name=GENERATE_TASK, bind=True, throws=(JobFailed,), queue=celery_queue())
 
     def _take_finished(self, task_id: str) -> dict[str, Any]:
         """What ``headrace.generate`` returns; its body runs once the job has ended.
@@ -65,6 +67,7 @@ class HeadraceApp(Celery):  # type: ignore[misc]
         worker = CeleryWorker(
             app=self,
             hostname=f"headrace@{self.service.settings.worker_id}",
+            queues=[celery_queue(queue) for queue in self.service.queues],
             loglevel="WARNING",
             quiet=True,
             without_mingle=True,
@@ -72,4 +75,4 @@ class HeadraceApp(Celery):  # type: ignore[misc]
             without_heartbeat=True,
         )
         worker.start()
-        return int(worker.exitcode or 0)
+        return int(worker.exitcode or self.service.crashed)

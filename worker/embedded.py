@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from redis import Redis
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +126,7 @@ class EmbeddedServer:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._lock.close()
+            self._lock = None
             raise EmbeddedServerError(
                 f"another run is using {self.directory}; wait for it, or write to another output file"
             ) from error
@@ -131,7 +134,7 @@ class EmbeddedServer:
     def _wait_until_ready(self, log: Path) -> None:
         assert self._process is not None
         deadline = time.monotonic() + _START_SECONDS
-        client = Redis(unix_socket_path=str(self.socket))
+        client = Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0))
         try:
             while time.monotonic() < deadline and self._process.poll() is None:
                 try:
@@ -146,6 +149,8 @@ class EmbeddedServer:
 
     def stop(self) -> None:
         """Stop the server; its data stays. Stopping twice is harmless."""
+        if self._lock is None:
+            return  # not started, or refused: the socket is another server's
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -156,9 +161,8 @@ class EmbeddedServer:
                 self._process.wait()
             self._process = None
         self.socket.unlink(missing_ok=True)
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._lock.close()
+        self._lock = None
 
     def __enter__(self) -> EmbeddedServer:
         self.start()

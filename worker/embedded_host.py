@@ -94,7 +94,7 @@ def _serve(parent: _Parent, url: str, engine_flags: EngineFlags) -> None:
     service.append(WorkerService(settings, engine, config.max_num_seqs))
     parent.say("ready", model=engine.name, max_model_len=engine.max_model_len)
     if not stopped.is_set():
-        HeadraceApp(service[0]).run()
+        raise typer.Exit(HeadraceApp(service[0]).run())
 
 
 def _listen(parent: _Parent, service: list[Any], stopped: threading.Event) -> None:

@@ -67,10 +67,11 @@ class Intake:
         self._thread.start()
 
     def stop(self) -> None:
-        """Claim nothing from here on."""
+        """Claim nothing from here on, also where it has not begun."""
         self._stopping.set()
         self._wake.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def wake(self) -> None:
         """Look for work now."""

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import RedisError
 
 from ..engine import FinishReason, RequestOutput
+from ..producers.connection import reason_of
 from ..producers.events import TERMINAL_KINDS, delta_document
 from ..producers.ledger import Ledger
 from ..producers.schema import ErrorInfo, JobResult, JobState
@@ -187,11 +187,11 @@ class Publisher:
         while writes:
             try:
                 replies = self._send(writes)
-            except (RedisConnectionError, RedisTimeoutError) as error:
+            except RedisError as error:  # it is away, or full, or read-only for a while
                 if self._stopping.is_set() and tries:
-                    logger.error("%d writes are given up: Redis does not answer", len(writes))
+                    logger.error("%d writes are given up: Redis does not take them", len(writes))
                     return
-                logger.warning("Redis does not answer (%s); %d writes wait", error, len(writes))
+                logger.warning("Redis does not take %d writes, which wait: %s", len(writes), reason_of(error))
                 self._stopping.wait(_RETRY_SECONDS[min(tries, len(_RETRY_SECONDS) - 1)])
                 tries += 1
                 continue

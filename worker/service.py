@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from redis.exceptions import RedisError
+
 from ..engine import Engine, RequestError, RequestOutput
 from ..producers.connection import connect
 from ..producers.keys import DEFAULT_QUEUE, Keys
@@ -44,6 +46,9 @@ class WorkerService:
         settings: of the worker.
         engine: with its model loaded.
         max_num_seqs: the engine's largest batch.
+
+    Attributes:
+        crashed: whether a step of the engine raised; the process then ends.
     """
 
     def __init__(self, settings: WorkerSettings, engine: Engine, max_num_seqs: int) -> None:
@@ -56,11 +61,12 @@ class WorkerService:
         self._on_ended: Callable[[JobResult], None] = _ignore
         self._on_tick: Callable[[], None] = _ignore
         self._draining = False
+        self.crashed = False
         self._engine = EngineThread(
             engine,
             on_outputs=self._publish,
             on_refused=self._refuse,
-            on_crash=_terminate_process,
+            on_crash=self._end_process,
         )
         self._publisher = Publisher(
             self.ledger,
@@ -125,6 +131,9 @@ class WorkerService:
         """
         self._draining = True
         self._intake.stop()
+        if self.crashed:
+            self._leave()
+            return False
         self._hand_back(self.inflight.unstarted())
         deadline = time.monotonic() + grace_s
         while len(self.inflight) and time.monotonic() < deadline:
@@ -140,7 +149,20 @@ class WorkerService:
             self._engine.abort(claim.request_id)
         if claims:
             logger.info("handing back %d jobs", len(claims))
-            self.ledger.release(claims)
+            try:
+                self.ledger.release(claims)
+            except RedisError as error:
+                logger.warning("cannot hand them back (%s); their leases run out by themselves", error)
+
+    def _leave(self) -> None:
+        """Have all leases run out now: others take the jobs over at once, and the delivery counts."""
+        claims = self.inflight.claims()
+        for claim in claims:
+            self.inflight.remove(claim.request_id)
+        try:
+            self.ledger.renew(claims, lease_ms=0)
+        except RedisError as error:
+            logger.warning("cannot end the leases (%s); they run out by themselves", error)
 
     def stop(self) -> None:
         """End all threads; what is owned still is left to other workers once its lease runs out."""
@@ -197,7 +219,7 @@ class WorkerService:
         self._engine.abort(request_id)
         self.wake()
 
-
-def _terminate_process(_: BaseException) -> None:
-    """After a crash of the engine, end the process: its leases run out and other workers take over."""
-    os.kill(os.getpid(), signal.SIGTERM)
+    def _end_process(self, _: BaseException) -> None:
+        """After a crash of the engine: a process that cannot compute must not claim jobs."""
+        self.crashed = True
+        os.kill(os.getpid(), signal.SIGTERM)

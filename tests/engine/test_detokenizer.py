@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -173,7 +174,7 @@ def test_the_window_stays_short() -> None:
     detokenizer = Detokenizer(Watched(BYTE_LEVEL), byte_tokens(BYTE_LEVEL, "a" * 500))
     for token in [
         *byte_tokens(BYTE_LEVEL, "中文a" * 50 + "é" * 20),
-        *[eos] * 300,
+        *[eos, len(BYTE_LEVEL) + 7] * 200,
         *byte_tokens(BYTE_LEVEL, b"\xff" * 300),
     ]:
         detokenizer.add([token])
@@ -183,9 +184,9 @@ def test_the_window_stays_short() -> None:
 
 @given(data=st.data(), seed=st.integers(0, 1 << 16))
 def test_random_tokens_stream_as_they_decode(data: st.DataObject, seed: int) -> None:
-    token = st.integers(0, len(BYTE_LEVEL) - 1)
-    prompt = data.draw(st.lists(token, max_size=12))
-    output = data.draw(st.lists(token, max_size=25))
+    characters = st.sampled_from([byte_tokens(BYTE_LEVEL, character) for character in "é中\U0001f525"])
+    tokens = st.lists(st.integers(0, len(BYTE_LEVEL) - 1).map(lambda token: [token]) | characters, max_size=20)
+    prompt, output = (list(itertools.chain(*data.draw(tokens))) for _ in range(2))
     decoder = TokenDecoder(BYTE_LEVEL)
     if decoder.unfinished_bytes(prompt):
         prompt = [*prompt, *byte_tokens(BYTE_LEVEL, ".")]

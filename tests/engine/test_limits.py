@@ -120,8 +120,10 @@ def test_a_request_id_in_use_is_refused_and_may_come_again_later() -> None:
 
 
 def test_the_callers_list_is_not_kept() -> None:
-    engine = context_64()
+    model = ScriptedModel(constant(7))
+    engine = scripted_engine(model)
     prompt = [5, 6]
     engine.add("r", prompt, greedy(2))
-    prompt[:] = [-1] * 50
+    prompt[:] = [8] * 9
     assert drain(engine)["r"].token_ids == [7, 7]
+    assert model.steps == [[(5, 0), (6, 1)], [(7, 2)]]

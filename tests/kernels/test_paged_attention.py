@@ -42,7 +42,7 @@ def test_soft_cap(window: int | None) -> None:
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
 @pytest.mark.parametrize("poison", [NAN, float("inf"), -float("inf")])
 def test_unwritten_slots_do_not_leak(poison: float, soft_cap: float | None) -> None:
-    case = paged_case([(1, 2), (1, 9), (3, 6)])
+    case = paged_case([(1, 2), (1, 7), (3, 6)])
     assert case.batch.groups[0].block_ids.eq(0).any(), "no row is padded with block 0"
     for cache in (case.key_cache, case.value_cache):
         assert cache[0].isnan().all()
@@ -67,11 +67,8 @@ def test_block_placement_does_not_matter() -> None:
 
 def test_decodes_of_unlike_lengths_are_split_into_groups() -> None:
     case = paged_case([(1, 3), (1, 400), (1, 40), (1, 5), (1, 60), (1, 390)])
-    widths = [group.block_ids.shape for group in case.batch.groups]
-    assert len(widths) == 3, widths
-    padded = sum(sequences * blocks for sequences, blocks in widths)
-    used = sum(len(table) for table in case.block_tables)
-    assert padded < 1.5 * used
+    shapes = [tuple(group.block_ids.shape) for group in case.batch.groups]
+    assert shapes == [(2, 2), (1, 10), (1, 15), (2, 100)]
     case.check()
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..support import HEADRACE
+from ..support import HEADRACE, headrace
 
 
-def row(custom_id: str, prompt: str = "Once upon a time", *, max_tokens: int = 5, **body: Any) -> dict[str, Any]:
+def row(custom_id: str, prompt: str | None = "Once upon a time", *, max_tokens: int = 5, **body: Any) -> dict[str, Any]:
     """A request that makes just so many tokens."""
     fields = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "seed": 1, **body}
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": fields}
@@ -18,10 +18,11 @@ def row(custom_id: str, prompt: str = "Once upon a time", *, max_tokens: int = 5
 
 @dataclass(frozen=True)
 class RunFiles:
-    """One run's directory; the cache is in it too, so that its processes are known by it."""
+    """A run's directory; the cache is in it too, so that its processes are known by it."""
 
     directory: Path
-    model: Path
+    flags: tuple[str, ...]
+    """Which model the run starts, or which server it uses."""
 
     @property
     def output(self) -> Path:
@@ -38,11 +39,17 @@ class RunFiles:
 
     def arguments(self, *flags: str) -> list[str]:
         """``run``'s arguments."""
-        return ["run", "in.jsonl", "-o", "out.jsonl", "--model", str(self.model), "--max-num-seqs", "2", *flags]
+        return ["run", "in.jsonl", "-o", "out.jsonl", *self.flags, *flags]
 
     def command(self, *flags: str) -> list[str]:
         """The whole command."""
         return [*HEADRACE, *self.arguments(*flags)]
+
+    def run(self, *flags: str, code: int) -> str:
+        """Run to the end, with this exit code; returns standard error. Standard output stays empty."""
+        done = headrace(*self.arguments(*flags), cwd=self.directory, variables=self.variables, code=code)
+        assert done.stdout == ""
+        return done.stderr
 
     def lines(self) -> list[dict[str, Any]]:
         """Whole lines of the output so far."""

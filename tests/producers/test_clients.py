@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -111,7 +110,7 @@ def test_a_job_that_ends_between_the_reads_of_result(
     job_id = client.submit("hi")
     claim = claim_one(ledger)
     read = getattr(client, moment)
-    fired = []
+    fired: list[int] = []
 
     def read_and_then_end(*arguments: Any) -> Any:
         found = read(*arguments)
@@ -169,13 +168,13 @@ def test_a_job_outlives_its_end_by_its_retention(url: str, ledger: Ledger) -> No
     with Client(url, retention_s=77) as client:
         job_id = client.submit("hi")
     finish(ledger, claim_one(ledger))
-    assert 70 < int(ledger.redis.ttl(ledger.keys.job(job_id))) <= 77  # type: ignore[arg-type]
+    assert 70 < int(ledger.redis.ttl(ledger.keys.job(job_id))) <= 77
     with Client(url, retention_s=0) as client, pytest.raises(InvalidRequest, match="retention_s is 0"):
         client.submit("hi")
 
 
 @pytest.fixture
-def ended(ledger: Ledger) -> Iterator[str]:
+def ended(ledger: Ledger) -> str:
     """A finished job."""
     ledger.submit([job("ended")])
     claim = claim_one(ledger)

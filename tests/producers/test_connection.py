@@ -109,7 +109,7 @@ def test_the_server_refuses(server: EmbeddedServer, redis: Redis) -> None:
 def test_a_server_that_is_full_is_said_to_refuse(redis: Redis, client: Client) -> None:
     redis.config_set("maxmemory", "1")
     try:
-        with pytest.raises(BrokerUnavailable, match="OOM|maxmemory"):
+        with pytest.raises(BrokerUnavailable, match="used memory"):
             client.submit("hi")
     finally:
         redis.config_set("maxmemory", "0")

@@ -23,7 +23,7 @@ def test_the_scripts_build_the_documented_names(redis: Redis) -> None:
     queued = {KEYS.job("a"), KEYS.job("b"), KEYS.queue("m"), KEYS.sequence}
     assert all_keys(redis) == queued
 
-    with redis.pubsub() as channel:
+    with redis.pubsub() as channel:  # type: ignore[no-untyped-call]
         channel.subscribe(KEYS.channel("a"))
         claim = claim_one(ledger, queue="m")
         assert all_keys(redis) == {*queued, KEYS.events("a"), KEYS.running}
@@ -60,7 +60,7 @@ def test_all_keys_of_an_ended_job_have_a_ttl(redis: Redis, ledger: Ledger) -> No
     ledger.cancel("cancelled while queued")
     without = {key for key in all_keys(redis) if redis.ttl(key) == -1}
     assert without == {ledger.keys.sequence}
-    assert all(0 < int(redis.ttl(key)) <= 900 for key in all_keys(redis) - without)  # type: ignore[arg-type]
+    assert all(0 < int(redis.ttl(key)) <= 900 for key in all_keys(redis) - without)
 
 
 def test_after_all_retentions_only_the_counter_is_left(redis: Redis, ledger: Ledger) -> None:
@@ -89,7 +89,7 @@ def test_a_job_with_a_short_retention_leaves_other_dead_letters_alone(redis: Red
         ledger.submit([job(job_id, retention_s=retention_s)])
         give_up(ledger, "default")
     wait_until(lambda: not redis.exists(ledger.keys.job("short")), "the short one is gone", seconds=10)
-    assert "long" in redis.zrange(ledger.keys.dead, 0, -1)  # type: ignore[operator]
+    assert "long" in redis.zrange(ledger.keys.dead, 0, -1)
     ledger.submit([job("later", retention_s=600)])
     give_up(ledger, "default")
     assert redis.zrange(ledger.keys.dead, 0, -1) == ["later", "long"], "those whose records are gone are forgotten"

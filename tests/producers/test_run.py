@@ -1,18 +1,36 @@
-"""``headrace run`` with its own server and worker, over a tiny model."""
+"""``headrace run`` from its input to its output, over a given server and worker, and over its own."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from headrace.producers.connection import connect
+from headrace.worker.embedded import EmbeddedServer
 
 from ..support import headrace, processes_in
+from ..worker.services import worker_process
 from .run_files import RunFiles, row
 
 
+@pytest.fixture(scope="module")
+def worker_url(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a server with a worker of the tiny model."""
+    directory = tmp_path_factory.mktemp("worker")
+    with (
+        EmbeddedServer(directory / "data") as server,
+        connect(server.url) as redis,
+        worker_process("w", server.url, redis, tiny_model, directory) as worker,
+    ):
+        worker.wait_until_ready()
+        yield server.url
+
+
 @pytest.fixture
-def files(tmp_path: Path, tiny_model: Path) -> RunFiles:
-    return RunFiles(tmp_path, tiny_model)
+def files(tmp_path: Path, worker_url: str) -> RunFiles:
+    """A run over that server."""
+    return RunFiles(tmp_path, ("--redis", worker_url))
 
 
 def test_a6_a_whole_file_with_bad_rows_again_afresh_and_with_the_failed(files: RunFiles) -> None:
@@ -28,11 +46,9 @@ def test_a6_a_whole_file_with_bad_rows_again_afresh_and_with_the_failed(files: R
         row("named", model="tiny"),
         row("last", "", max_tokens=9),
     )
-    run = dict(cwd=files.directory, variables=files.variables)
-    done = headrace(*files.arguments(), **run, code=1)  # type: ignore[arg-type]
-    assert done.stdout == ""
-    assert "9 of 9 rows: 3 ok, 6 failed" in done.stderr
-    assert "--retry-failed" in done.stderr.splitlines()[-1]
+    said = files.run(code=1)
+    assert "9 of 9 rows: 3 ok, 6 failed" in said
+    assert "--retry-failed" in said.splitlines()[-1]
     lines = files.lines()
     answered = {line["custom_id"]: line["response"]["status_code"] for line in lines if line["custom_id"]}
     assert answered == {
@@ -49,43 +65,35 @@ def test_a6_a_whole_file_with_bad_rows_again_afresh_and_with_the_failed(files: R
     assert chat["response"]["body"]["usage"]["completion_tokens"] == 5
     record = files.record()
     assert (record["exit_code"], record["counts"]["ok"], record["counts"]["failed"]) == (1, 3, 6)
-    assert not list((files.directory / "cache").rglob("*.aof*")), "a finished run leaves no data behind"
 
     before = files.output.read_bytes()
-    again = headrace(*files.arguments(), **run, code=1)  # type: ignore[arg-type]
-    assert "Resuming out.jsonl: 3 done, 6 failed, 0 to go." in again.stderr
-    assert "Starting a server" not in again.stderr, "there is nothing to start one for"
+    said = files.run(code=1)
+    assert "Resuming out.jsonl: 3 done, 6 failed, 0 to go." in said
     assert files.output.read_bytes() == before
 
-    retried = headrace(*files.arguments("--retry-failed"), **run, code=1)  # type: ignore[arg-type]
-    assert "9 of 9 rows: 0 ok, 6 failed, 3 from an earlier run (0 failed)" in retried.stderr
+    said = files.run("--retry-failed", code=1)
+    assert "9 of 9 rows: 0 ok, 6 failed, 3 from an earlier run (0 failed)" in said
     assert len(files.lines()) == 9
 
     files.write(row("first", max_tokens=3), row("new"))
-    mismatch = headrace(*files.arguments(), **run, code=5)  # type: ignore[arg-type]
-    assert mismatch.stderr.count("\n") == 1
-    assert "--fresh starts over" in mismatch.stderr
-    fresh = headrace(*files.arguments("--fresh"), **run, code=0)  # type: ignore[arg-type]
-    assert "2 of 2 rows: 2 ok, 0 failed" in fresh.stderr
+    said = files.run(code=5)
+    assert said.count("\n") == 1
+    assert "--fresh starts over" in said
+    assert "2 of 2 rows: 2 ok, 0 failed" in files.run("--fresh", code=0)
     assert set(files.answers()) == {"first", "new"}
-    assert processes_in(files.directory) == {}
 
 
 def test_files_that_cannot_be_run_are_2_and_start_nothing(files: RunFiles) -> None:
-    run = dict(cwd=files.directory, variables=files.variables, code=2)
     files.write(row("x"), row("y"), row("x"))
-    done = headrace(*files.arguments(), **run)  # type: ignore[arg-type]
-    assert done.stderr == "headrace run: in.jsonl:3: custom_id 'x' is not unique; line 1 has it too\n"
+    assert files.run(code=2) == "headrace run: in.jsonl:3: custom_id 'x' is not unique; line 1 has it too\n"
     files.write("")
-    assert "holds no requests" in headrace(*files.arguments(), **run).stderr  # type: ignore[arg-type]
+    assert "holds no requests" in files.run(code=2)
     files.write(row("x"))
-    own = headrace("run", "in.jsonl", "-o", "./in.jsonl", **run)  # type: ignore[arg-type]
-    assert "is the input" in own.stderr
-    missing = headrace("run", "in.jsonl", "-o", "no/such/out.jsonl", **run)  # type: ignore[arg-type]
-    assert "does not exist" in missing.stderr
-    folder = headrace("run", "in.jsonl", "-o", ".", **run)  # type: ignore[arg-type]
-    assert folder.stderr.count("\n") == 1
-    assert "is a directory" in folder.stderr
+    for output, words in (("./in.jsonl", "is the input"), ("no/such/out", "does not exist"), (".", "is a directory")):
+        arguments = ["run", "in.jsonl", "-o", output]
+        done = headrace(*arguments, cwd=files.directory, variables=files.variables, code=2)
+        assert done.stderr.count("\n") == 1
+        assert words in done.stderr
     assert not (files.directory / "cache" / "headrace" / "runs").exists()
 
 
@@ -93,16 +101,15 @@ def test_a_foreign_output_file_is_5_and_left_alone(files: RunFiles) -> None:
     files.write(row("x"))
     for foreign in (b"notes of mine", b"notes\nof mine\n"):
         files.output.write_bytes(foreign)
-        headrace(*files.arguments(), cwd=files.directory, variables=files.variables, code=5)
+        files.run(code=5)
         assert files.output.read_bytes() == foreign
     files.output.unlink()
     (files.directory / "out.jsonl.run.json").write_text("{}")
-    headrace(*files.arguments(), cwd=files.directory, variables=files.variables, code=5)
+    files.run(code=5)
 
 
-def test_a_model_that_is_not_there_is_2(files: RunFiles) -> None:
+def test_a_model_that_is_not_there_is_2(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path, ("--model", "./nowhere"))
     files.write(row("x"))
-    flags = ["run", "in.jsonl", "-o", "out.jsonl", "--model", "./nowhere"]
-    done = headrace(*flags, cwd=files.directory, variables=files.variables, code=2)
-    assert "no model './nowhere'" in done.stderr
-    assert processes_in(files.directory) == {}
+    assert "no model './nowhere'" in files.run(code=2)
+    assert processes_in(tmp_path) == {}

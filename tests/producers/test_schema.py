@@ -28,7 +28,7 @@ def refusal(body: Any) -> InvalidRequest:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("temperature", value) for value in (NAN, "NaN", INFINITY, -1, 2.1, "0.5", True, [], {})),
+        *(("temperature", value) for value in (NAN, "NaN", INFINITY, -1, 2.1, "0.5", True, ["1"], {"a": 1})),
         *(("top_p", value) for value in (0, NAN, 1.5, -0.1, "1", False)),
         *(("min_p", value) for value in (NAN, 1.5, -0.1, True)),
         *(("top_k", value) for value in (-2, 1.5, "5", True, 1 << 31)),
@@ -110,8 +110,8 @@ def test_a12_no_stop_is_no_stop(stop: Any) -> None:
 
 
 def test_a4_lone_surrogates_become_replacement_characters() -> None:
-    texts = {"a\ud83d": "a\ufffd", "\ud83db": "\ufffdb", "\udc00\ud800": "\ufffd\ufffd", "\ud83c\udf78": "🍸"}
-    for given, kept in texts.items():
+    texts = [("a\ud83d", "a\ufffd"), ("\ud83db", "\ufffdb"), ("\udc00\ud800", "\ufffd\ufffd"), ("\ud83c\udf78", "🍸")]
+    for given, kept in texts:
         request = GenerationRequest.parse(json.loads(json.dumps({"prompt": given, "model": given})))
         assert request.prompt == request.model == kept
         part = {"type": "text", "text": given}
@@ -182,7 +182,8 @@ def test_d12_other_contents_are_refused(content: Any) -> None:
 
 
 def test_messages_say_what_is_wrong_with_a_prompt() -> None:
-    for prompt in ([], [1, "a"], [1, True], [-1], 5, {}, [[1]]):
+    prompts: list[Any] = [[], [1, "a"], [1, True], [-1], 5, {}, [[1]]]
+    for prompt in prompts:
         error = refusal({"prompt": prompt})
         assert error.message == "prompt: it must be a text, or a list of token ids that is not empty"
         assert error.param == "prompt"

@@ -39,18 +39,13 @@ def slow_down(engine: Engine, seconds: float) -> None:
 
 
 @contextmanager
-def service(
-    url: str, model: Path, *, step_seconds: float = 0.0, settings: dict[str, Any] | None = None, **config: Any
-) -> Iterator[WorkerService]:
+def service(url: str, model: Path, *, step_seconds: float = 0.0, **config: Any) -> Iterator[WorkerService]:
     """A worker without Celery, in this process."""
     engine_config = tiny_config(model, **config)
     engine = Engine.load(engine_config)
     slow_down(engine, step_seconds)
-    running = WorkerService(
-        WorkerSettings(**({"redis_url": url, "poll_s": 0.02, "flush_s": 0.005} | (settings or {}))),
-        engine,
-        engine_config.max_num_seqs,
-    )
+    worker_settings = WorkerSettings(redis_url=url, poll_s=0.02, flush_s=0.005)
+    running = WorkerService(worker_settings, engine, engine_config.max_num_seqs)
     running.start()
     try:
         yield running

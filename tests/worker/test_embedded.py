@@ -18,8 +18,15 @@ from ..support import alive, started, wait_until
 
 def sockets_of(pid: int) -> set[str]:
     """Inodes of a process's open sockets."""
-    links = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
-    return {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")}
+    inodes = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            kind, _, inode = str(entry.readlink()).partition(":")
+        except FileNotFoundError:  # closed meanwhile
+            continue
+        if kind == "socket":
+            inodes.add(inode.strip("[]"))
+    return inodes
 
 
 def internet_sockets_of(pid: int) -> set[str]:

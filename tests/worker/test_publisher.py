@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,12 @@ import pytest
 from headrace.producers import Client, Delta, Event, Finished, JobState, Started
 from headrace.producers.connection import connect
 from headrace.worker.embedded import EmbeddedServer
-from headrace.worker.service import WorkerService
 from redis import Redis
 
 from ..support import wait_until
 from .services import service
 
-BODY: dict[str, Any] = {"prompt": "long", "max_tokens": 600, "ignore_eos": True, "seed": 11}
+BODY: dict[str, Any] = {"prompt": "long", "max_tokens": 300, "ignore_eos": True, "seed": 11}
 
 
 def whole(events: list[Event]) -> str:
@@ -49,13 +49,14 @@ def test_c6_the_server_restarts_while_jobs_run(tmp_path: Path, tiny_model: Path,
             ids = client.submit_many([{**BODY, "seed": seed} for seed in range(4)])
             begun(client, ids)
             if when == "with the end under way":
-                wait_until(lambda: worker._engine.stats.generation_tokens > 4 * 500, "the end is near")
+                wait_until(lambda: worker._engine.stats.generation_tokens > 4 * 250, "the end is near")
             server.stop()
             before = worker._engine.stats.generation_tokens
             wait_until(lambda: worker._engine.stats.generation_tokens > before + 100, "the engine goes on meanwhile")
             server.start()
             texts = [whole(list(client.stream(job_id, timeout=60))) for job_id in ids]
-            undisturbed = [whole(list(client.stream(client.submit({**BODY, "seed": seed})))) for seed in range(4)]
+            again = client.submit_many([{**BODY, "seed": seed} for seed in range(4)])
+            undisturbed = [whole(list(client.stream(job_id, timeout=60))) for job_id in again]
             assert worker.describe()["fenced_writes"] == 0
         assert texts == undisturbed
     finally:
@@ -69,15 +70,14 @@ def test_writes_whose_reply_is_lost_are_not_doubled(
     with service(server.url, tiny_model, step_seconds=0.002) as worker:
         ids = client.submit_many([{**BODY, "seed": seed} for seed in range(8)])
         begun(client, ids)
-        followers = len(ids)
         while worker.inflight.claims():
             # Connections are cut again and again, in the middle of whatever they do.
             cut += int(redis.client_kill_filter(_type="normal", skipme=True))
+            time.sleep(0.02)
         for job_id in ids:
             whole(list(client.stream(job_id, timeout=60)))
         assert worker.describe()["fenced_writes"] == worker.describe()["leases_lost"] == 0
     assert cut > 20
-    assert followers == 8
 
 
 def test_a_full_server_delays_and_loses_nothing(
@@ -88,7 +88,7 @@ def test_a_full_server_delays_and_loses_nothing(
         job_id = client.submit(BODY)
         begun(client, [job_id])
         redis.config_set("maxmemory", "1")
-        refused = int(redis.info("errorstats").get("errorstat_OOM", {}).get("count", 0))  # type: ignore[union-attr]
+        refused = _refusals(redis)
         try:
             wait_until(lambda: _refusals(redis) > refused + 2, "writes are refused")
             wait_until(lambda: not worker._engine._engine.has_work, "the engine is done")
@@ -109,8 +109,7 @@ def _refusals(redis: Redis) -> int:
 def test_the_service_can_be_stopped_without_a_server(tmp_path: Path, tiny_model: Path) -> None:
     server = EmbeddedServer(tmp_path / "server")
     server.start()
-    running: WorkerService
-    with service(server.url, tiny_model, step_seconds=0.003) as running, Client(server.url) as client:
+    with service(server.url, tiny_model, step_seconds=0.003), Client(server.url) as client:
         job_id = client.submit(BODY)
         begun(client, [job_id])
         server.stop()
