@@ -89,7 +89,7 @@ def work(subject: Scheduler, token: int = 1) -> StepPlan:
 
 def run_out(subject: Scheduler, most: int = 5000) -> list[StepPlan]:
     """Steps until nothing is left."""
-    plans = []
+    plans: list[StepPlan] = []
     while subject.has_work:
         assert len(plans) < most, "the scheduler does not come to an end"
         plans.append(work(subject))

@@ -159,7 +159,7 @@ def test_limits_that_a_request_alone_exceeds_refuse_it() -> None:
         Tenant(max_kv_share=0.25).check(request("r", 17, 1, tenant="a"), 5, 16)
     for settings in ({"max_running": 0}, {"max_kv_share": 0.0}, {"max_kv_share": float("nan")}, {"weight": 0.0}):
         with pytest.raises(ConfigError):
-            Tenant(**settings)  # type: ignore[arg-type]
+            Tenant(**settings)
 
 
 @pytest.mark.parametrize("priority", [-1, 10, 50])
