@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -59,6 +60,7 @@ def byte_tokens(tokenizer: Any, text: str | bytes) -> list[int]:
     return [singles[bytes([byte])] for byte in data]
 
 
+@functools.cache
 def _printable() -> dict[int, str]:
     """Byte to character of the byte-level alphabet, read off the tokenizers library itself."""
     splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
