@@ -21,7 +21,7 @@ from typing import Any
 
 from .arrivals import LOADS, Arrival, Lengths, recorded
 from .report import percentile
-from .simulation import GPU, Finished, Outcome, Settings, as_request, build_scheduler, by_label, simulate
+from .simulation import GPU, Finished, Outcome, Settings, as_request, by_label, simulate, simulated_scheduler
 from .simulation import simulate_static as static
 
 UNLIMITED = 1 << 30
@@ -76,7 +76,7 @@ def describe_class(records: Sequence[Finished]) -> dict[str, float]:
 
 def schedule_cost(waiting: int, settings: Settings, steps: int = 500) -> tuple[float, float]:
     """Median and 99th percentile of ``schedule()`` in ms, with a full batch running and ``waiting`` in the queue."""
-    scheduler = build_scheduler(settings, GPU().cost_model(settings.block_size))
+    scheduler = simulated_scheduler(settings, GPU().cost_model(settings.block_size))
     lengths = Lengths(random.Random(7))
     for index in range(waiting + settings.max_num_seqs):
         scheduler.add(as_request(index, Arrival(index * 1e-4, lengths.tokens(100), 300)))

@@ -7,15 +7,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from headrace.engine.assembly import build_scheduler
 from headrace.engine.block_pool import BlockPool
-from headrace.engine.policy import parse_policy
 from headrace.engine.preemption import CostModel
-from headrace.engine.prefix_cache import PrefixCache
 from headrace.engine.request import Request
 from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.scheduler import Scheduler, StepPlan
-from headrace.engine.tenants import TenantUsage
-from headrace.engine.waiting import WaitingQueue
 
 from .arrivals import Arrival
 
@@ -68,7 +65,6 @@ class Settings:
     block_size: int = 16
     swap_blocks: int = 32_768
     prefix_cache: bool = True
-    weights: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -133,30 +129,16 @@ class Outcome:
         return 1 - self.kv_used / self.kv_held if self.kv_held else 0.0
 
 
-def build_scheduler(settings: Settings, cost: CostModel) -> Scheduler:
+def simulated_scheduler(settings: Settings, cost: CostModel) -> Scheduler:
     """The real scheduler over a pool without memory."""
-    pool = BlockPool(settings.num_blocks, settings.block_size)
-    cache = PrefixCache(pool)
-    policies, modifiers = parse_policy(settings.policy)
-    usage = TenantUsage(settings.weights)
-    waiting = WaitingQueue(
-        policies,
-        modifiers,
-        usage,
-        {},
-        num_blocks=settings.num_blocks,
-        blocks_for=lambda request: pool.blocks_for(request.max_kv_tokens),
-        cached_tokens=lambda request: cache.cached_blocks(request, request.num_tokens - 1),
-    )
-    return Scheduler(
-        pool,
-        cache,
-        waiting,
-        usage,
+    return build_scheduler(
+        BlockPool(settings.num_blocks, settings.block_size),
+        BlockPool(settings.swap_blocks, settings.block_size),
+        policy=settings.policy,
+        tenants={},
         cost=cost,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
-        swap_pool=BlockPool(settings.swap_blocks, settings.block_size),
     )
 
 
@@ -179,7 +161,7 @@ class Simulation:
     """Runs a load through the real scheduler. Time is simulated, except for the scheduler's own."""
 
     def __init__(self, arrivals: Sequence[Arrival], settings: Settings, gpu: GPU) -> None:
-        self.scheduler = build_scheduler(settings, gpu.cost_model(settings.block_size))
+        self.scheduler = simulated_scheduler(settings, gpu.cost_model(settings.block_size))
         self.outcome = Outcome([Finished(arrival) for arrival in arrivals])
         self._settings, self._gpu = settings, gpu
         self._pending = sorted(enumerate(arrivals), key=lambda pair: pair[1].time, reverse=True)

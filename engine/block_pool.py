@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class CachedBlock:
+    """A full block whose contents are known. The parent is compared by identity, so a chain is one history."""
+
+    digest: bytes
+    parent: CachedBlock | bytes
+    """The block before it, or the root of its namespace."""
+    tokens: bytes
+    block: int
 
 
 def _ignore(_block: int) -> None:

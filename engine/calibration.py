@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
 from .batch import build_batch
 from .kv_cache import KVCache
 from .kv_tiers import SwapSpace
+from .model_protocol import Model
 from .preemption import CostModel
 from .request import Request
 from .sampling_params import SamplingParams
 from .scheduler import BlockCopy, ScheduledChunk, StepPlan
-
-if TYPE_CHECKING:
-    from .engine import Model
 
 DEFAULT_COST = CostModel(swap_fixed_seconds=1e-4, swap_seconds_per_block=1e-5, seconds_per_token=1e-4)
 """For where nothing was measured: swapping beats computing again from the first block on."""

@@ -7,50 +7,32 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from transformers import AutoTokenizer
 
-from .batch import ForwardBatch, build_batch
+from .assembly import build_scheduler
+from .batch import build_batch
 from .block_pool import BlockPool
 from .calibration import DEFAULT_COST, calibrate
 from .config import EngineConfig
 from .detokenizer import Detokenizer, TokenDecoder
 from .errors import ModelError, RequestError, first_line
 from .hf_model import TransformersModel
-from .kv_cache import KVCache, KVGeometry
+from .kv_cache import KVCache
 from .kv_tiers import SwapSpace, poison
 from .loader import resolve_model
-from .policy import PRIORITIES, parse_policy
-from .prefix_cache import PrefixCache, namespace_root
+from .model_protocol import Model
+from .policy import PRIORITIES
+from .prefix_cache import namespace_root
 from .prompt_encoder import PromptEncoder
 from .request import FinishReason, Request
 from .resolve import eos_token_ids, max_model_len, resolve_device, resolve_dtype
 from .sampler import sample
 from .sampling_params import SamplingParams
-from .scheduler import Scheduler, StepPlan
-from .tenants import TenantUsage
-from .waiting import WaitingQueue
+from .scheduler import StepPlan
 
 logger = logging.getLogger(__name__)
-
-
-class Model(Protocol):
-    """What the engine needs of a model."""
-
-    config: Any
-    generation_config: Any
-    geometry: KVGeometry
-    dtype: torch.dtype
-    device: torch.device
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the embedding."""
-
-    def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
-        """Float32 logits ``[rows, vocabulary]`` of the batch's ``logits_rows``."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +119,15 @@ class Engine:
         )
         self.pool = BlockPool(self.kv_cache.num_blocks, config.block_size)
         self.swap = SwapSpace(self.kv_cache, config.swap_memory)
-        self.scheduler = _build_scheduler(config, self.pool, self.swap)
+        self.scheduler = build_scheduler(
+            self.pool,
+            self.swap.pool,
+            policy=config.policy,
+            tenants=config.tenants,
+            cost=DEFAULT_COST,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+        )
         self.pool.recycled = [] if config.debug else None
         self.stats = EngineStats()
         self.encoder = PromptEncoder(tokenizer, model.vocab_size)
@@ -311,28 +301,3 @@ class Engine:
         self.stats.finished[request.finish_reason.value] += 1
         del self._requests[request.request_id]
         del self._detokenizers[request.request_id]
-
-
-def _build_scheduler(config: EngineConfig, pool: BlockPool, swap: SwapSpace) -> Scheduler:
-    cache = PrefixCache(pool)
-    policies, modifiers = parse_policy(config.policy)
-    usage = TenantUsage({name: limits.weight for name, limits in config.tenants.items()})
-    waiting = WaitingQueue(
-        policies,
-        modifiers,
-        usage,
-        config.tenants,
-        num_blocks=pool.num_blocks,
-        blocks_for=lambda request: pool.blocks_for(request.max_kv_tokens),
-        cached_tokens=lambda request: cache.cached_blocks(request, request.num_tokens - 1),
-    )
-    return Scheduler(
-        pool,
-        cache,
-        waiting,
-        usage,
-        cost=DEFAULT_COST,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        swap_pool=swap.pool,
-    )

@@ -11,9 +11,8 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from .block_pool import BlockPool
+from .block_pool import BlockPool, CachedBlock
 from .request import Request
 
 Digest = Callable[[bytes, bytes], bytes]
@@ -39,17 +38,6 @@ def namespace_root(model: str, *, adapter: str = "", tenant: str = "", salt: str
         encoded = value.encode("utf-8", "surrogatepass")
         state.update(f"{tag}:{len(encoded)}:".encode() + encoded)
     return state.digest()
-
-
-@dataclass(eq=False, frozen=True, slots=True)
-class CachedBlock:
-    """A full block whose contents are known. The parent is compared by identity, so a chain is one history."""
-
-    digest: bytes
-    parent: CachedBlock | bytes
-    """The block before it, or the root of its namespace."""
-    tokens: bytes
-    block: int
 
 
 class PrefixCache:

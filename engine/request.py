@@ -5,12 +5,9 @@ from __future__ import annotations
 import enum
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from .block_pool import CachedBlock
 from .sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from .prefix_cache import CachedBlock
 
 
 class RequestStatus(enum.Enum):

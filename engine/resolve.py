@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .config import EngineConfig
 from .errors import ConfigError
-
-if TYPE_CHECKING:
-    from .engine import Model
+from .model_protocol import Model
 
 
 def max_model_len(config: EngineConfig, model: Model) -> int:

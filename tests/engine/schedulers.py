@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.engine import SamplingParams, Tenant
+from headrace.engine.assembly import build_scheduler
 from headrace.engine.block_pool import BlockPool
-from headrace.engine.policy import parse_policy
 from headrace.engine.preemption import CostModel
-from headrace.engine.prefix_cache import Digest, PrefixCache, blake2b_digest
+from headrace.engine.prefix_cache import Digest, blake2b_digest
 from headrace.engine.request import Request
 from headrace.engine.scheduler import Scheduler, StepPlan, check_scheduler
-from headrace.engine.tenants import TenantUsage
-from headrace.engine.waiting import WaitingQueue
 
 EOS = 9
 SWAP_IS_CHEAP = CostModel(swap_fixed_seconds=0.0, swap_seconds_per_block=1e-6, seconds_per_token=1e-3)
@@ -47,29 +45,15 @@ def scheduler(
     tenants: Mapping[str, Tenant] | None = None,
 ) -> Scheduler:
     """A scheduler over a pool without memory."""
-    tenants = tenants or {}
-    pool = BlockPool(blocks, block_size)
-    cache = PrefixCache(pool, digest)
-    policies, modifiers = parse_policy(policy)
-    usage = TenantUsage({name: tenant.weight for name, tenant in tenants.items()})
-    waiting = WaitingQueue(
-        policies,
-        modifiers,
-        usage,
-        tenants,
-        num_blocks=blocks,
-        blocks_for=lambda request: pool.blocks_for(request.max_kv_tokens),
-        cached_tokens=lambda request: cache.cached_blocks(request, request.num_tokens - 1),
-    )
-    return Scheduler(
-        pool,
-        cache,
-        waiting,
-        usage,
+    return build_scheduler(
+        BlockPool(blocks, block_size),
+        BlockPool(swap_blocks, block_size),
+        policy=policy,
+        tenants=tenants or {},
         cost=cost,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
-        swap_pool=BlockPool(swap_blocks, block_size),
+        digest=digest,
     )
 
 
