@@ -128,12 +128,17 @@ def figures_of_merit(count: int, settings: Settings, gpu: GPU) -> dict[str, floa
     }
 
 
-def plot(path: Path, outcomes: dict[str, Outcome], title: str) -> None:
-    """Running requests over time, and the distribution of latencies, for each way to schedule."""
+def plot(path: Path, loads: dict[str, dict[str, Outcome]]) -> None:
+    """Running requests over time, and the distribution of latencies, for each load and each way to schedule."""
     from matplotlib.figure import Figure  # noqa: PLC0415  # only who wants a picture needs it
 
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    running, latency = figure.subplots(1, 2)
+    figure = Figure(figsize=(12, 4 * len(loads)), layout="constrained")
+    for row, (load, outcomes) in zip(figure.subplots(len(loads), 2, squeeze=False), loads.items(), strict=True):
+        _plot_load(row[0], row[1], load, outcomes)
+    figure.savefig(path, dpi=100)
+
+
+def _plot_load(running: Any, latency: Any, load: str, outcomes: dict[str, Outcome]) -> None:
     for name, outcome in outcomes.items():
         times, now = [], 0.0
         for step in outcome.step_seconds:
@@ -143,11 +148,9 @@ def plot(path: Path, outcomes: dict[str, Outcome], title: str) -> None:
             running.plot(times, outcome.running, label=name, linewidth=0.8)
         values = sorted(record.latency for record in outcome.finished)
         latency.plot(values, [index / len(values) for index in range(len(values))], label=name)
-    running.set(title="requests running", xlabel="s", ylabel="requests")
-    latency.set(title="latency", xlabel="s", ylabel="share of requests that ended by then")
+    running.set(title=f"{load}: requests running", xlabel="s", ylabel="requests")
+    latency.set(title=f"{load}: latency", xlabel="s", ylabel="share ended by then")
     latency.legend()
-    figure.suptitle(title)
-    figure.savefig(path, dpi=120)
 
 
 def _table(load: str, outcomes: dict[str, Outcome]) -> None:
@@ -173,22 +176,22 @@ def main() -> None:
     parser.add_argument("--policy", default="fair,priority,srpt,prefix", help="as the worker's --policy")
     parser.add_argument("--blocks", type=int, default=Settings.num_blocks, help="KV blocks of 16 tokens")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plot", type=Path, help="draw the last load into this PNG")
+    parser.add_argument("--plot", type=Path, help="draw the loads into this PNG")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     settings = Settings(policy=options.policy, num_blocks=options.blocks)
-    outcomes: dict[str, Outcome] = {}
+    loads: dict[str, dict[str, Outcome]] = {}
     names = ["recorded"] if options.recorded else options.load or [*LOADS]
     for name in names:
         lengths = Lengths(random.Random(options.seed))
         arrivals = recorded(options.recorded) if options.recorded else LOADS[name](options.requests, lengths)
-        outcomes = measure(arrivals, settings, GPU())
+        outcomes = loads[name] = measure(arrivals, settings, GPU())
         if options.json:
             print(json.dumps({"load": name, **{key: describe(outcome) for key, outcome in outcomes.items()}}))
         else:
             _table(name, outcomes)
     if options.plot:
-        plot(options.plot, outcomes, names[-1])
+        plot(options.plot, loads)
     merit = figures_of_merit(options.batch, replace(settings, policy="fcfs"), GPU())
     print(json.dumps(merit) if options.json else "\n" + "\n".join(f"  {k:24}{v}" for k, v in merit.items()))
 

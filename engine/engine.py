@@ -241,14 +241,15 @@ class Engine:
         An exception means that the model failed, not a request; the engine is of no use after it.
         """
         plan = self.scheduler.schedule()
-        if not plan.chunks:
+        self._move_blocks(plan)
+        if not plan.chunks:  # nothing waits, or all that may run is on its way back from the swap space
+            self.scheduler.commit(plan)
             return []
         now = time.monotonic()
         for chunk in plan.chunks:
             if chunk.request.first_scheduled is None:
                 chunk.request.first_scheduled = now
                 self.stats.prompt_tokens += len(chunk.request.prompt_token_ids)
-        self._move_blocks(plan)
         batch = build_batch(plan, self.pool.block_size, self._model.device)
         logits = self._model.forward(batch, self.kv_cache)
         tokens = sample(logits, batch.sampled) if batch.sampled else []

@@ -34,7 +34,10 @@ class BlockCopy(NamedTuple):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One step's work: copies out of the cache, copies into it, then decodes and prefill chunks."""
+    """One step's work: copies out of the cache, then decodes and prefill chunks, and beside them copies into it.
+
+    No chunk reads a block that the same plan copies in, so these copies may run while the model computes.
+    """
 
     chunks: tuple[ScheduledChunk, ...]
     swap_out: tuple[BlockCopy, ...] = ()
@@ -208,7 +211,8 @@ class Scheduler:
             request = self._next_candidate()
             if request is None or not self._fits(request):
                 return
-            self._start(request)
+            if self._start(request):
+                continue  # its blocks are on their way; it computes from the next step on
             chunk = self._take_chunk(request, min(budget, request.num_uncomputed_tokens))
             if chunk is None:
                 self._starved = request
@@ -247,8 +251,13 @@ class Scheduler:
     def _cached_tokens(self, request: Request) -> int:
         return self.cache.cached_blocks(request, request.num_tokens - 1) * self.pool.block_size
 
-    def _start(self, request: Request) -> None:
-        """Let a waiting or paused request run, with what the prefix cache or the swap pool holds of it."""
+    def _start(self, request: Request) -> bool:
+        """Let a waiting or paused request run, with what the prefix cache or the swap pool holds of it.
+
+        Returns:
+            Whether blocks of it have to be copied back first.
+        """
+        copies_before = len(self._swap_in)
         if request.status is RequestStatus.PREEMPTED:
             self.preempted.remove(request)
             request.resumed_at_step = self._step
@@ -270,6 +279,7 @@ class Scheduler:
         self._extent_blocks += extent
         self.usage.start(request.tenant, extent)
         insort(self.running, request, key=_admission_key)
+        return len(self._swap_in) > copies_before
 
     def _swap_back(self, request: Request) -> None:
         """Plan the copies of swapped blocks that the prefix cache has not kept."""

@@ -21,5 +21,6 @@ def copy_blocks(source: torch.Tensor, target: torch.Tensor, pairs: Sequence[tupl
         return
     sources, targets = zip(*pairs, strict=True)
     gathered = source.index_select(0, torch.tensor(sources, device=source.device))
-    moved = gathered.to(target.device, non_blocking=True)
+    # To the host the copy must have ended before the next line reads it; to a device the stream keeps the order.
+    moved = gathered.to(target.device, non_blocking=target.is_cuda)
     target.index_copy_(0, torch.tensor(targets, device=target.device), moved)
