@@ -59,6 +59,8 @@ def main(
 ) -> None:
     """Run an embedded server and a worker for the parent process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Until Celery takes over, a stop unwinds this function, so that the server is stopped and waited for.
+    signal.signal(signal.SIGTERM, _unwind)
     parent = _Parent()
     server = EmbeddedServer(directory)
     try:
@@ -70,7 +72,13 @@ def main(
         parent.say("server", url=server.url)
         _serve(parent, server.url, engine)
     finally:
+        # A stop that comes now must not interrupt the stopping.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         server.stop()
+
+
+def _unwind(_number: int, _frame: Any) -> None:
+    raise typer.Exit(0)
 
 
 def _serve(parent: _Parent, url: str, engine_flags: EngineFlags) -> None:
