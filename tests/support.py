@@ -40,11 +40,11 @@ def headrace(
     variables: dict[str, str] | None = None,
     code: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line to its end, and check its exit code where one is given."""
+    """Run the command line to its end, with a cache of its own, and check its exit code where one is given."""
     done = subprocess.run(
         [*HEADRACE, *map(str, arguments)],
         cwd=cwd,
-        env=environment(**(variables or {})),
+        env=environment(**{"XDG_CACHE_HOME": str(cwd / "cache"), **(variables or {})}),
         input=stdin,
         capture_output=True,
         text=True,

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from headrace.producers import Client, JobState
-from headrace.producers.exit_codes import TABLE
 from headrace.producers.ledger import Ledger
 
 from ..support import HEADRACE, headrace, started, wait_until
@@ -26,8 +25,17 @@ def one_sentence(text: str, *words: str) -> None:
 
 def test_help_states_the_exit_codes(tmp_path: Path) -> None:
     shown = headrace("--help", cwd=tmp_path, code=0)
-    for line in TABLE.splitlines()[1:]:
-        assert line in shown.stdout
+    codes = {
+        "0": "all rows answered",
+        "1": "finished, and some rows failed",
+        "2": "bad usage or bad input",
+        "3": "no Redis answers",
+        "4": "no worker serves the model",
+        "5": "the output file belongs to other input",
+        "130": "interrupted; the same command goes on",
+    }
+    for code, meaning in codes.items():
+        assert f"  {code:<3} {meaning}\n" in shown.stdout
     assert shown.stderr == ""
 
 

@@ -16,7 +16,7 @@ import pytest
 from ..support import HEADRACE, environment, processes_in, started, wait_until
 from .run_files import RunFiles, row
 
-COUNT = 30
+COUNT = 20
 ROWS = [row(f"r{number}", f"Prompt {number}", max_tokens=40 + 17 * number % 120) for number in range(COUNT)]
 
 
@@ -69,7 +69,7 @@ def nothing_runs(files: RunFiles) -> None:
 
 def kill(files: RunFiles, chance: random.Random) -> None:
     """SIGKILL; and a machine that loses power loses the end of the file, too."""
-    with begun(files, chance.randint(1, 6)) as process:
+    with begun(files, chance.randint(1, 4)) as process:
         others = processes_in(files.directory)
         assert any("valkey" in command for command in others.values())
         assert any("embedded_host" in command for command in others.values())

@@ -76,7 +76,12 @@ def slow_step():
 engine.step = slow_step
 service = WorkerService(WorkerSettings(**options["settings"]), engine, config.max_num_seqs)
 app = HeadraceApp(service)
-app.conf.broker_transport_options["visibility_timeout"] = options["visibility_s"]
+app.conf.broker_transport_options |= {
+    "visibility_timeout": options["visibility_s"],
+    # Look for messages that seem lost every second, not every hundred.
+    "unacked_restore_interval": 1,
+    "unacked_restore_throttle": 1,
+}
 sys.exit(app.run())
 """
 POISON = [7, 7, 7]

@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 from headrace.producers import Client, Finished, JobState, Started
 from headrace.producers.connection import celery_url
-from headrace.producers.hints import UNACKED_INDEX, HintSender
+from headrace.producers.hints import UNACKED_INDEX, HintSender, celery_settings
 from headrace.worker.embedded import EmbeddedServer
 from redis import Redis
 
@@ -21,6 +21,7 @@ from ..support import environment, started, wait_until
 from .services import WorkerProcess, worker_process
 
 VISIBILITY_S = 2
+UNACKED = celery_settings("redis://")["broker_transport_options"]["unacked_key"]
 SLOW = {"max_tokens": 500, "ignore_eos": True}
 
 
@@ -156,8 +157,13 @@ def test_c1_a_held_message_is_not_delivered_twice(
     begun = time.monotonic()
     result = send(app, **SLOW)
     wait_until(lambda: redis.zcard(UNACKED_INDEX) == 1, "the message is held")
-    assert result.get(timeout=100)["completion_tokens"] == 500
+    redelivered = 0
+    while not result.ready():
+        redelivered += sum('"redelivered": true' in message for message in redis.hvals(UNACKED))
+        time.sleep(0.05)
     assert time.monotonic() - begun > 2 * VISIBILITY_S, "the job was no longer than the timeout"
+    assert result.get(timeout=100)["completion_tokens"] == 500
+    assert redelivered == 0
     events = list(client.stream(result.id))
     assert sum(isinstance(event, Started) for event in events) == 1
     assert client.status(result.id).attempt == 1
