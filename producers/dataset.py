@@ -183,7 +183,16 @@ class Runner:
             self._finish(self._client.results([job_id for _, job_id in endings if job_id in self._pending]))
 
     def _finish(self, results: dict[str, JobResult]) -> None:
-        self._write([(self._pending.pop(job_id), result) for job_id, result in results.items()])
+        ended = [(self._pending.pop(job_id), result) for job_id, result in results.items()]
+        self._write([(row, self._located(row, result)) for row, result in ended])
+
+    def _located(self, row: Row, result: JobResult) -> JobResult:
+        """The result; where the worker refused the row, its reason begins with ``file:line`` like any bad row's."""
+        error = result.error
+        if error is None or error.status_code >= 500:
+            return result
+        message = f"{Path(self._record.input).name}:{row.line}: {error.message}"
+        return result.model_copy(update={"error": error.model_copy(update={"message": message})})
 
     def _write(self, ended: list[tuple[Row, JobResult | None]]) -> None:
         self._output.append(output_line(row, result) for row, result in ended)

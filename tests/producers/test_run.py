@@ -60,6 +60,7 @@ def test_a6_a_whole_file_with_bad_rows_again_afresh_and_with_the_failed(files: R
     messages = {line["custom_id"]: line["error"]["message"] for line in lines if line["error"]}
     assert messages["hot"].startswith("in.jsonl:4: temperature")
     assert messages["elsewhere"].startswith("in.jsonl:6: the model 'other-model' is not served; name tiny")
+    assert messages["too long"].startswith("in.jsonl:5: the prompt has ")
     assert "5000 tokens" in messages["too long"]
     [chat] = [line for line in lines if line["custom_id"] == "chat"]
     assert chat["response"]["body"]["usage"]["completion_tokens"] == 5
