@@ -48,9 +48,10 @@ format: venv ## Rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: venv ## Measure the engine alone, then through the queue; prints JSON
+bench: venv ## Measure the engine, the whole path, and the scheduler in simulation; prints JSON
 	$(BIN)/python -m bench.engine --json $(ARGS)
 	$(BIN)/python -m bench.endtoend --json $(ARGS)
+	$(BIN)/python -m bench.scheduler --json
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info out.jsonl out.jsonl.run.json .mypy_cache .ruff_cache .pytest_cache .hypothesis

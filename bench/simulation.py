@@ -239,10 +239,22 @@ def simulate_static(arrivals: Sequence[Arrival], settings: Settings, gpu: GPU) -
         batch = _static_batch(queue, outcome.seconds, settings.max_num_seqs, capacity)
         del queue[: len(batch)]
         prompt = max(len(arrival.prompt) for arrival in batch)
-        outcome.seconds += gpu.seconds(prompt * len(batch), prompt * len(batch))
-        first_token = outcome.seconds
-        for position in range(1, max(arrival.output for arrival in batch)):
-            outcome.seconds += gpu.seconds(len(batch), (prompt + position) * len(batch))
+        outcome.prefill_tokens += prompt * len(batch)
+        first_token = 0.0
+        for position in range(max(arrival.output for arrival in batch)):
+            tokens = len(batch) if position else prompt * len(batch)
+            step = gpu.seconds(tokens, (prompt + position) * len(batch))
+            outcome.seconds += step
+            first_token = first_token or outcome.seconds
+            outcome.step_seconds.append(step)
+            outcome.running.append(len(batch))
+            going = [arrival for arrival in batch if arrival.output > position]
+            if queue and queue[0].time <= outcome.seconds:
+                outcome.slot_seconds += step * len(going)
+                outcome.slot_seconds_possible += step * settings.max_num_seqs
+            # Memory for the padded prompt and the longest answer is held by every row to the end.
+            outcome.kv_held += (prompt + position + 1) * len(batch)
+            outcome.kv_used += sum(len(arrival.prompt) + position + 1 for arrival in going)
         outcome.finished += [Finished(arrival, first_token, outcome.seconds) for arrival in batch]
     return outcome
 

@@ -49,7 +49,11 @@ def test_little_memory_is_held_for_nothing(fcfs: Outcome) -> None:
 
 
 def test_static_batching_is_left_behind(batch: list[Arrival], fcfs: Outcome) -> None:
-    assert fcfs.throughput > 3 * simulate_static(batch, Settings(), GPU_MODEL).throughput
+    static = simulate_static(batch, Settings(), GPU_MODEL)
+    assert fcfs.throughput > 3 * static.throughput
+    assert static.slot_utilisation < 0.5 < fcfs.slot_utilisation
+    assert static.kv_waste > 0.3
+    assert static.prefill_tokens > 2 * fcfs.prefill_tokens, "padding is computed as well"
 
 
 def test_srpt_shortens_the_mean_and_keeps_its_bound(batch: list[Arrival], fcfs: Outcome) -> None:
