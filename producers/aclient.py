@@ -11,14 +11,14 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from .client import PREFIX_VARIABLE, SUBMIT_CHUNK, URL_VARIABLE, block_ms, stream_bounds, stream_entries
+from .client import SUBMIT_CHUNK, URL_VARIABLE, block_ms, stream_bounds, stream_entries
 from .connection import DEFAULT_URL, broker_errors, connect_async
 from .errors import WaitTimeout
 from .events import START, DeltaOrder, Event, Finished, check_position, check_replayable, parse_event
 from .hints import HintSender
-from .keys import DEFAULT_PREFIX, Keys
+from .keys import Keys
 from .ledger import EVENT_LIMIT, Submission, script_source, submit_arguments
-from .records import DEFAULT_RETENTION_S, job_not_found, parse_status, request_from, submission
+from .records import DEFAULT_RETENTION_S, job_not_found, parse_status, submissions
 from .schema import JobResult, JobState, JobStatus
 
 
@@ -32,7 +32,7 @@ class AsyncClient:
         self, url: str | None = None, *, prefix: str | None = None, retention_s: int = DEFAULT_RETENTION_S
     ) -> None:
         self.url = url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
-        self.keys = Keys(prefix or os.environ.get(PREFIX_VARIABLE) or DEFAULT_PREFIX)
+        self.keys = Keys.chosen(prefix)
         self._redis = connect_async(self.url)
         self._submit_script = self._redis.register_script(script_source("submit"))
         self._cancel_script = self._redis.register_script(script_source("cancel"))
@@ -56,8 +56,8 @@ class AsyncClient:
         self, request: Any = None, *, job_id: str | None = None, group: str = "", **parameters: Any
     ) -> str:
         """Queue one job and return its id."""
-        parsed = request_from(request, parameters)
-        job = submission(parsed, job_id=job_id, group=group, retention_s=self._retention_s)
+        ids = None if job_id is None else [job_id]
+        [job] = submissions([request], parameters, job_ids=ids, group=group, retention_s=self._retention_s)
         await self._submit([job])
         return job.job_id
 
@@ -70,12 +70,7 @@ class AsyncClient:
         **parameters: Any,
     ) -> list[str]:
         """Queue many jobs and return their ids."""
-        parsed = [request_from(request, parameters) for request in requests]
-        ids = [None] * len(parsed) if job_ids is None else list(job_ids)
-        jobs = [
-            submission(request, job_id=job_id, group=group, retention_s=self._retention_s)
-            for request, job_id in zip(parsed, ids, strict=True)
-        ]
+        jobs = submissions(requests, parameters, job_ids=job_ids, group=group, retention_s=self._retention_s)
         await self._submit(jobs)
         return [job.job_id for job in jobs]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,19 +14,16 @@ from .connection import DEFAULT_URL, broker_errors, connect
 from .errors import WaitTimeout
 from .events import START, DeltaOrder, Event, Finished, check_position, check_replayable, parse_event
 from .hints import HintSender
-from .keys import DEFAULT_PREFIX, Keys
+from .keys import Keys
 from .ledger import Ledger, Submission
-from .records import DEFAULT_RETENTION_S, WorkerInfo, job_not_found, parse_status, request_from, submission
+from .records import DEFAULT_RETENTION_S, WorkerInfo, job_not_found, parse_status, submissions
 from .schema import JobResult, JobState, JobStatus
 
 URL_VARIABLE = "HEADRACE_REDIS_URL"
-PREFIX_VARIABLE = "HEADRACE_PREFIX"
 SUBMIT_CHUNK = 500
 """Records written in one round trip; each chunk sends one hint."""
 BLOCK_MS = 1000
 """Longest blocking read; a reader then looks whether the job is still there."""
-
-logger = logging.getLogger(__name__)
 
 
 class Client:
@@ -54,7 +50,7 @@ class Client:
         self, url: str | None = None, *, prefix: str | None = None, retention_s: int = DEFAULT_RETENTION_S
     ) -> None:
         self.url = url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
-        self.keys = Keys(prefix or os.environ.get(PREFIX_VARIABLE) or DEFAULT_PREFIX)
+        self.keys = Keys.chosen(prefix)
         self._redis = connect(self.url)
         self._ledger = Ledger(self._redis, self.keys)
         self._hints = HintSender(self.url)
@@ -88,8 +84,8 @@ class Client:
         Raises:
             InvalidRequest: naming the parameter at fault.
         """
-        parsed = request_from(request, parameters)
-        job = submission(parsed, job_id=job_id, group=group, retention_s=self._retention_s)
+        ids = None if job_id is None else [job_id]
+        [job] = submissions([request], parameters, job_ids=ids, group=group, retention_s=self._retention_s)
         self._submit([job])
         return job.job_id
 
@@ -109,12 +105,7 @@ class Client:
         Raises:
             InvalidRequest: naming the parameter at fault.
         """
-        parsed = [request_from(request, parameters) for request in requests]
-        ids = [None] * len(parsed) if job_ids is None else list(job_ids)
-        jobs = [
-            submission(request, job_id=job_id, group=group, retention_s=self._retention_s)
-            for request, job_id in zip(parsed, ids, strict=True)
-        ]
+        jobs = submissions(requests, parameters, job_ids=job_ids, group=group, retention_s=self._retention_s)
         self._submit(jobs)
         return [job.job_id for job in jobs]
 

@@ -29,9 +29,11 @@ The Lua scripts build the same names (``lua/prelude.lua``), since one script may
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 DEFAULT_PREFIX = "headrace"
+PREFIX_VARIABLE = "HEADRACE_PREFIX"
 DEFAULT_QUEUE = "default"
 
 
@@ -40,6 +42,11 @@ class Keys:
     """Names of keys under one prefix."""
 
     prefix: str = DEFAULT_PREFIX
+
+    @classmethod
+    def chosen(cls, prefix: str | None = None) -> Keys:
+        """Names under a given prefix, else under that of the environment, else under the default one."""
+        return cls(prefix or os.environ.get(PREFIX_VARIABLE) or DEFAULT_PREFIX)
 
     def job(self, job_id: str) -> str:
         """The ledger record of a job."""

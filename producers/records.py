@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,27 @@ def submission(
         group=group,
         handicap=request.priority * PRIORITY_STRIDE,
     )
+
+
+def submissions(
+    requests: Iterable[Any],
+    parameters: dict[str, Any],
+    *,
+    job_ids: Iterable[str] | None,
+    group: str,
+    retention_s: int,
+) -> list[Submission]:
+    """Ledger records for what a client was given; all are checked before any is returned.
+
+    Raises:
+        InvalidRequest: naming the parameter at fault.
+    """
+    parsed = [request_from(request, parameters) for request in requests]
+    ids = [None] * len(parsed) if job_ids is None else list(job_ids)
+    return [
+        submission(request, job_id=job_id, group=group, retention_s=retention_s)
+        for request, job_id in zip(parsed, ids, strict=True)
+    ]
 
 
 def job_not_found(job_id: str) -> JobNotFound:

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from ..producers.client import PREFIX_VARIABLE, URL_VARIABLE
+from ..producers.client import URL_VARIABLE
 from ..producers.connection import DEFAULT_URL, broker_errors, connect, without_password
 from ..producers.engine_flags import EngineFlags, with_engine_flags
 from ..producers.errors import BrokerUnavailable
 from ..producers.exit_codes import BAD_INPUT, NO_BROKER
-from ..producers.keys import DEFAULT_PREFIX
+from ..producers.keys import DEFAULT_PREFIX, PREFIX_VARIABLE
 from .settings import WorkerSettings
 
 logger = logging.getLogger("headrace.worker")
@@ -66,7 +66,7 @@ def main(
         print(f"headrace worker: {error}", file=sys.stderr)
         raise typer.Exit(BAD_INPUT) from error
     settings = WorkerSettings(redis_url=redis, prefix=prefix, drain_grace_s=drain_grace)
-    service = WorkerService(settings, loaded, config.max_num_seqs)
+    service = WorkerService(settings, loaded)
     logger.info("serving %s from %s as %s", loaded.name, without_password(redis), settings.worker_id)
     status = HeadraceApp(service).run()
     logger.info("stopped")

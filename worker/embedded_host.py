@@ -26,6 +26,7 @@ import typer
 
 from ..producers.engine_flags import EngineFlags, with_engine_flags
 from ..producers.exit_codes import BAD_INPUT, NO_BROKER
+from ..producers.keys import Keys
 from .embedded import EmbeddedServer, EmbeddedServerError
 from .settings import WorkerSettings
 
@@ -93,13 +94,12 @@ def _serve(parent: _Parent, url: str, engine_flags: EngineFlags) -> None:
     service: list[WorkerService] = []
     threading.Thread(target=_listen, args=(parent, service, stopped), daemon=True).start()
     try:
-        config = engine_config(engine_flags)
-        engine = Engine.load(config)
+        engine = Engine.load(engine_config(engine_flags))
     except EngineError as error:
         parent.say("failed", message=str(error), exit_code=BAD_INPUT)
         raise typer.Exit(BAD_INPUT) from error
-    settings = WorkerSettings(redis_url=url, drain_grace_s=0)
-    service.append(WorkerService(settings, engine, config.max_num_seqs))
+    settings = WorkerSettings(redis_url=url, prefix=Keys.chosen().prefix, drain_grace_s=0)
+    service.append(WorkerService(settings, engine))
     parent.say("ready", model=engine.name, max_model_len=engine.max_model_len)
     if not stopped.is_set():
         raise typer.Exit(HeadraceApp(service[0]).run())

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..engine import Engine, EngineStats, RequestError, RequestOptions, RequestOutput, SamplingParams
+from ..engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +53,14 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
 
     @property
-    def engine(self) -> Engine:
-        """The engine, for reading counters only."""
-        return self._engine
-
-    @property
     def stats(self) -> EngineStats:
         """The engine's counters; reading them needs no lock."""
         return self._engine.stats
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The engine's scheduler, for reading its lengths and counters only."""
+        return self._engine.scheduler
 
     def start(self) -> None:
         """Begin to step."""

@@ -45,17 +45,16 @@ class WorkerService:
     Args:
         settings: of the worker.
         engine: with its model loaded.
-        max_num_seqs: the engine's largest batch.
 
     Attributes:
         crashed: whether a step of the engine raised; the process then ends.
     """
 
-    def __init__(self, settings: WorkerSettings, engine: Engine, max_num_seqs: int) -> None:
+    def __init__(self, settings: WorkerSettings, engine: Engine) -> None:
         self.settings = settings
         self.model = engine.name
         self.queues = (engine.name, DEFAULT_QUEUE)
-        self.max_inflight = INFLIGHT_FACTOR * max_num_seqs
+        self.max_inflight = INFLIGHT_FACTOR * engine.scheduler.max_num_seqs
         self.inflight = InflightJobs()
         self.ledger = Ledger(connect(settings.redis_url), Keys(settings.prefix))
         self._on_ended: Callable[[JobResult], None] = _ignore
@@ -189,7 +188,7 @@ class WorkerService:
 
     def _scheduling(self) -> dict[str, str | int]:
         """What the scheduler did to keep the engine busy."""
-        scheduler = self._engine.engine.scheduler
+        scheduler = self._engine.scheduler
         stats = scheduler.stats
         return {
             "engine_running": len(scheduler.running),

@@ -41,11 +41,10 @@ def slow_down(engine: Engine, seconds: float) -> None:
 @contextmanager
 def service(url: str, model: Path, *, step_seconds: float = 0.0, **config: Any) -> Iterator[WorkerService]:
     """A worker without Celery, in this process."""
-    engine_config = tiny_config(model, **config)
-    engine = Engine.load(engine_config)
+    engine = Engine.load(tiny_config(model, **config))
     slow_down(engine, step_seconds)
     worker_settings = WorkerSettings(redis_url=url, poll_s=0.02, flush_s=0.005)
-    running = WorkerService(worker_settings, engine, engine_config.max_num_seqs)
+    running = WorkerService(worker_settings, engine)
     running.start()
     try:
         yield running
@@ -74,7 +73,7 @@ def slow_step():
     return step()
 
 engine.step = slow_step
-service = WorkerService(WorkerSettings(**options["settings"]), engine, config.max_num_seqs)
+service = WorkerService(WorkerSettings(**options["settings"]), engine)
 app = HeadraceApp(service)
 app.conf.broker_transport_options |= {
     "visibility_timeout": options["visibility_s"],

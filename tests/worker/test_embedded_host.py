@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from headrace.producers import Client, JobState
 
 from ..support import processes_in, started, wait_until
@@ -18,7 +19,7 @@ BODY: dict[str, Any] = {"prompt": "long", "max_tokens": 100, "ignore_eos": True}
 
 
 @contextmanager
-def host(directory: Path, model: Path) -> Iterator[subprocess.Popen[str]]:
+def host(directory: Path, model: Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
     command: list[str | Path] = [
         sys.executable,
         "-m",
@@ -27,7 +28,7 @@ def host(directory: Path, model: Path) -> Iterator[subprocess.Popen[str]]:
         directory / "data",
     ]
     flags: list[str | Path] = ["--model", model, "--kv-cache-memory", "32MiB"]
-    with started(*command, *flags, cwd=directory, stdin=subprocess.PIPE) as process:
+    with started(*command, *flags, cwd=directory, variables=variables, stdin=subprocess.PIPE) as process:
         yield process
 
 
@@ -80,3 +81,18 @@ def test_alone_in_its_directory_and_draining_before_the_model_is_loaded(tmp_path
         hang_up(process)
         process.wait(30)
     wait_until(lambda: processes_in(tmp_path) == {}, "the server is gone")
+
+
+def test_both_halves_of_a_run_take_the_prefix_of_the_environment(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_PREFIX", "elsewhere")
+    with host(tmp_path, tiny_model, HEADRACE_PREFIX="elsewhere") as process:
+        url = heard(process, "server")["url"]
+        heard(process, "ready")
+        with Client(url) as client:
+            assert client.keys.prefix == "elsewhere"
+            result = client.result(client.submit(BODY), timeout=30)
+        hang_up(process)
+        process.wait(30)
+    assert result.state is JobState.SUCCEEDED
