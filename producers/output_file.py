@@ -31,21 +31,19 @@ class Written:
         """Ids of all rows that are written."""
         return {row_id for ids in self.row_ids.values() for row_id in ids}
 
-    def check(self, name: str, rows: Iterable[tuple[str | None, str]]) -> None:
+    def check(self, name: str, found: set[str]) -> None:
         """Check that every written row is a row of the input, unchanged.
 
         Args:
             name: of the output file, for the message.
-            rows: custom_id and row id of each row of the input.
+            found: those of the written rows' ids that the input has.
 
         Raises:
             LedgerMismatch: naming rows that are not.
         """
-        unknown = {row_id: custom_id for custom_id, ids in self.row_ids.items() for row_id in ids}
-        for _, row_id in rows:
-            unknown.pop(row_id, None)
+        unknown = [custom_id for custom_id, ids in self.row_ids.items() for _ in ids - found]
         if unknown:
-            named = ", ".join(repr(custom_id) for custom_id in list(unknown.values())[:3])
+            named = ", ".join(repr(custom_id) for custom_id in unknown[:3])
             raise LedgerMismatch(
                 f"{name} holds {len(unknown)} rows that are changed in, or missing from, the input, such as {named}; "
                 "--fresh starts over, or write to another file"
