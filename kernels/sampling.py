@@ -55,6 +55,10 @@ def philox_uniform(seeds: torch.Tensor, positions: torch.Tensor, samples: torch.
     return bits.to(torch.float64) / float(1 << 53)
 
 
+_CANDIDATES = 256
+"""Tokens that are looked at before a whole row is sorted; a nucleus is rarely larger."""
+
+
 def draw_tokens(
     logits: torch.Tensor,
     uniforms: torch.Tensor,
@@ -77,36 +81,85 @@ def draw_tokens(
         int64 ``[rows]``.
     """
     shifted = logits - logits.amax(dim=-1, keepdim=True)
-    scaled = shifted / temperature.clamp(min=1e-8)[:, None]
-    scaled.masked_fill_(scaled < min_p.log()[:, None], float("-inf"))
+    scaled = shifted.div_(temperature.clamp(min=1e-8)[:, None])
+    if bool((min_p > 0).any()):
+        scaled.masked_fill_(scaled < min_p.log()[:, None], float("-inf"))
+    probabilities = scaled.softmax(dim=-1)
     # A row's path depends on that row alone: the same number means another token in another order.
     truncated = (top_k > 0) | (top_p < 1)
     drawn = torch.empty_like(top_k)
-    drawn[~truncated] = _invert_cdf(scaled[~truncated].softmax(dim=-1), uniforms[~truncated])
-    drawn[truncated] = _draw_truncated(scaled[truncated], uniforms[truncated], top_k[truncated], top_p[truncated])
+    for rows, draw in ((~truncated, _draw_from_all), (truncated, _draw_truncated)):
+        index = rows.nonzero().squeeze(-1)
+        if len(index) == len(drawn):
+            drawn = draw(probabilities, uniforms, top_k, top_p)
+        elif len(index):
+            drawn[index] = draw(probabilities[index], uniforms[index], top_k[index], top_p[index])
     return drawn
 
 
-def _draw_truncated(
-    scaled: torch.Tensor, uniforms: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+def _draw_from_all(
+    probabilities: torch.Tensor, uniforms: torch.Tensor, _top_k: torch.Tensor, _top_p: torch.Tensor
 ) -> torch.Tensor:
-    """Draw from each row's likeliest tokens; of equally likely ones the lower id comes first."""
-    vocabulary = scaled.shape[-1]
-    ordered, tokens = scaled.sort(dim=-1, descending=True, stable=True)
-    limit = torch.where(top_k == 0, vocabulary, top_k)
-    ordered.masked_fill_(torch.arange(vocabulary, device=scaled.device) >= limit[:, None], float("-inf"))
-    probabilities = ordered.softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1) - probabilities
-    probabilities.masked_fill_((before >= top_p[:, None]) & (top_p < 1)[:, None], 0)
-    ranks = _invert_cdf(probabilities, uniforms)
-    return tokens.gather(-1, ranks[:, None]).squeeze(-1)
+    return _invert_cdf(probabilities, uniforms)
+
+
+def _draw_truncated(
+    probabilities: torch.Tensor, uniforms: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    """Draw from each row's likeliest tokens; of equally likely ones the lower id comes first.
+
+    A few candidates decide most rows; the others are sorted whole, and the answer is the same either way.
+    """
+    vocabulary = probabilities.shape[-1]
+    limit = torch.where(top_k == 0, vocabulary, top_k.clamp(max=vocabulary))
+    # What top_p counts against: all there is, or what top_k leaves of it.
+    limited = limit < vocabulary
+    if vocabulary <= _CANDIDATES:
+        ordered = probabilities.sort(dim=-1, descending=True, stable=True)
+        return _draw_ordered(*ordered, uniforms, limit, limited, top_p)[0]
+    values, tokens = _likeliest(probabilities, _CANDIDATES)
+    drawn, kept = _draw_ordered(values, tokens, uniforms, limit, limited, top_p)
+    # Of the tokens as likely as the last candidate others may have been left out.
+    certain = (values > values[:, -1:]).sum(dim=-1)
+    undecided = ((kept > certain) | (limited & (limit > _CANDIDATES))).nonzero().squeeze(-1)
+    if len(undecided):
+        ordered = probabilities[undecided].sort(dim=-1, descending=True, stable=True)
+        rows = (uniforms[undecided], limit[undecided], limited[undecided], top_p[undecided])
+        drawn[undecided] = _draw_ordered(*ordered, *rows)[0]
+    return drawn
+
+
+def _likeliest(probabilities: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row's likeliest tokens in order, lower ids first among equals: ``(values, ids)``, ``[rows, count]``."""
+    tokens = probabilities.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
+    values, order = probabilities.gather(-1, tokens).sort(dim=-1, descending=True, stable=True)
+    return values, tokens.gather(-1, order)
+
+
+def _draw_ordered(
+    values: torch.Tensor,
+    tokens: torch.Tensor,
+    uniforms: torch.Tensor,
+    limit: torch.Tensor,
+    limited: torch.Tensor,
+    top_p: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw from rows whose tokens are in order of probability; also returns how many tokens of each were kept."""
+    ranks = torch.arange(values.shape[-1], device=values.device)
+    weights = values.to(torch.float64).masked_fill_(ranks >= limit[:, None], 0)
+    running = weights.cumsum(dim=-1)
+    whole = torch.where(limited, running[:, -1], 1.0)
+    bound = torch.where(top_p < 1, top_p.to(torch.float64) * whole, float("inf"))
+    inside = (running - weights < bound[:, None]) & (ranks < limit[:, None])
+    drawn = tokens.gather(-1, _invert_cdf(weights.masked_fill_(~inside, 0), uniforms)[:, None]).squeeze(-1)
+    return drawn, inside.sum(dim=-1)
 
 
 def _invert_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Index at which the running sum of non-negative weights first exceeds ``uniform * total``."""
     running = weights.to(torch.float64).cumsum(dim=-1)
-    target = uniforms[:, None] * running[:, -1:]
-    index = torch.searchsorted(running, target, right=True).squeeze(-1)
+    total = running[:, -1:].contiguous()
+    index = torch.searchsorted(running, uniforms[:, None] * total, right=True).squeeze(-1)
     # Rounding may land a target on the total; the last index with any weight is the answer then.
-    last = (weights > 0).to(torch.int64).cumsum(dim=-1).argmax(dim=-1)
+    last = torch.searchsorted(running, total).squeeze(-1)
     return torch.minimum(index, last)

@@ -86,6 +86,44 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
         assert pair.tolist() == [alone[first], alone[second]]
 
 
+def sorted_whole(logits: torch.Tensor, uniform: float, setting: tuple[float, int, float, float]) -> int:
+    """One draw by the definition: sort everything, keep, and walk along the running sum."""
+    kept = reference.kept_tokens(logits, *setting)
+    order = sorted(kept, key=lambda token: (-float(logits[token]), token))
+    target, running = uniform * sum(kept.values()), 0.0
+    for token in order:
+        running += kept[token]
+        if running > target:
+            return token
+    return order[-1]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        (1.0, 0, 0.9, 0.0),
+        (1.0, 40, 1.0, 0.0),
+        (1.0, 40, 0.9, 0.0),
+        (1.0, 256, 0.9, 0.0),
+        (1.0, 257, 0.9, 0.0),
+        (1.0, 700, 0.5, 0.0),
+        (2.0, 0, 0.95, 0.0),
+        (2.0, 0, 0.999, 1e-3),
+    ],
+)
+@pytest.mark.parametrize("ties", [False, True])
+def test_few_candidates_decide_as_the_whole_vocabulary_would(
+    setting: tuple[float, int, float, float], ties: bool
+) -> None:
+    logits = random_logits(40, 2000, seed=8)
+    if ties:  # so coarse that the border between candidates and others runs through equal ones
+        logits = (logits * 2).round() / 2
+    uniforms = torch.rand(40, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    drawn = draw(logits, uniforms, [setting] * 40)
+    expected = [sorted_whole(row, float(u), setting) for row, u in zip(logits, uniforms, strict=True)]
+    assert sum(a != b for a, b in zip(drawn.tolist(), expected, strict=True)) <= 1  # rounding may move one
+
+
 def test_a9_a_tiny_temperature_takes_the_clear_maximum() -> None:
     logits = random_logits(64, 1000)
     uniforms = torch.rand(64, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
