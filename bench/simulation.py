@@ -12,7 +12,8 @@ from headrace.engine.block_pool import BlockPool
 from headrace.engine.preemption import CostModel
 from headrace.engine.request import Request
 from headrace.engine.sampling_params import SamplingParams
-from headrace.engine.scheduler import Scheduler, StepPlan
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.step_plan import StepPlan
 
 from .arrivals import Arrival
 

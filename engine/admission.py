@@ -1,8 +1,11 @@
-"""Whether one more request fits, judged by the memory that all will need at the worst moment ahead."""
+"""Whether a request fits at all, and whether one more fits now, at the worst moment ahead."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+from .block_pool import BlockPool
+from .errors import RequestError
 
 INITIAL_RATIO = 0.5
 """Share of the tokens still allowed that a request is first expected to generate."""
@@ -56,3 +59,34 @@ def peak_tokens(requests: Iterable[tuple[int, int]]) -> int:
 
 def _left(request: tuple[int, int]) -> int:
     return request[1]
+
+
+def output_room(prompt_len: int, max_tokens: int | None, max_model_len: int, pool: BlockPool) -> int:
+    """How many tokens may be generated: what was asked for, or less where there is no room for it.
+
+    Args:
+        prompt_len: tokens of the prompt.
+        max_tokens: what was asked for; None asks for all the room.
+        max_model_len: tokens of prompt and output together.
+        pool: of KV blocks. The last token drawn needs none.
+
+    Raises:
+        RequestError: where the prompt leaves no room for a single token.
+    """
+    capacity = pool.capacity_tokens
+    if prompt_len >= max_model_len:
+        asked = "" if max_tokens is None else f" (max_tokens {max_tokens})"
+        raise RequestError(
+            f"the prompt has {prompt_len} tokens{asked}; with at least one token of output, the context limit "
+            f"of {max_model_len} leaves room for {max_model_len - 1}",
+            code="context_length_exceeded",
+        )
+    if prompt_len > capacity:
+        raise RequestError(
+            f"the prompt has {prompt_len} tokens and the KV cache holds {capacity} "
+            f"({pool.num_blocks} blocks of {pool.block_size}); give the worker more "
+            "kv_cache_memory or shorten the prompt",
+            code="kv_capacity_exceeded",
+        )
+    room = min(max_model_len, capacity + 1) - prompt_len
+    return min(max_tokens or room, room)

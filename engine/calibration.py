@@ -14,7 +14,7 @@ from .model_protocol import Model
 from .preemption import CostModel
 from .request import Request
 from .sampling_params import SamplingParams
-from .scheduler import BlockCopy, ScheduledChunk, StepPlan
+from .step_plan import BlockCopy, ScheduledChunk, StepPlan
 
 DEFAULT_COST = CostModel(swap_fixed_seconds=1e-4, swap_seconds_per_block=1e-5, seconds_per_token=1e-4)
 """For where nothing was measured: swapping beats computing again from the first block on."""

@@ -38,17 +38,32 @@ class TokenDecoder:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder
-        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._special_texts = {token.content: token_id for token_id, token in added.items() if token.special}
         self._size = len(tokenizer)
 
-    def visible(self, token_ids: Sequence[int]) -> list[int]:
-        """Tokens that can have text: neither special ones nor rows of the model past the tokenizer's end."""
-        return [t for t in token_ids if t < self._size and t not in self._special_ids]
+    def visible(self, token_ids: Sequence[int], hidden: frozenset[int]) -> list[int]:
+        """Tokens that have text: neither hidden ones nor rows of the model past the tokenizer's end."""
+        return [t for t in token_ids if t < self._size and t not in hidden]
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens, with U+FFFD for bytes that are no character."""
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        """Text of visible tokens, with U+FFFD for bytes that are no character."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token by itself; none for a row of the model past the tokenizer's end."""
+        return self.text([token_id]) if token_id < self._size else ""
+
+    def spellings(self, text: str) -> set[tuple[int, ...]]:
+        """The tokens that a text may come as: at the beginning, and after a space."""
+        word = text.lstrip()
+        forms = [text] if word != text else [word, " " + word]
+        return {tuple(self._tokenizer.encode(form, add_special_tokens=False)) for form in forms} - {()}
+
+    def special_id(self, text: str) -> int | None:
+        """The special token that is spelled so, if any."""
+        return self._special_texts.get(text)
 
     def certain(self, token_ids: Sequence[int]) -> tuple[int, str]:
         """What stands before an incomplete character at the tokens' end.
@@ -79,7 +94,7 @@ class TokenDecoder:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token stands for, which need not be whole characters."""
-        text = self.text([token_id])
+        text = self.token_text(token_id)
         if REPLACEMENT not in text:
             return text.encode()
         token: str = self._tokenizer.convert_ids_to_tokens(token_id)
@@ -89,9 +104,9 @@ class TokenDecoder:
             return bytes(_BYTE_ALPHABET[character] for character in token)
         return text.encode()
 
-    def prompt_tail(self, token_ids: Sequence[int]) -> list[int]:
+    def prompt_tail(self, token_ids: Sequence[int], hidden: frozenset[int]) -> list[int]:
         """The last tokens of a prompt that have text, beginning with a whole character."""
-        visible = self.visible(token_ids[-(_PROMPT_TAIL * 4) :])
+        visible = self.visible(token_ids[-(_PROMPT_TAIL * 4) :], hidden)
         start = max(0, len(visible) - _PROMPT_TAIL)
         for _ in range(_LONGEST_CHARACTER - 1):
             first = self.token_bytes(visible[start])[:1] if start else b""
@@ -108,24 +123,28 @@ class Detokenizer:
     that begins before the new tokens, and a window that ends inside a character is held back.
 
     The pieces joined are what ``decode(prompt + output)`` has past the text that it shares with
-    ``decode(prompt)``, special tokens skipped, without a last character that was left incomplete.
+    ``decode(prompt)``, hidden tokens skipped, without a last character that was left incomplete.
 
     Args:
         decoder: of the model's tokenizer.
         prompt_token_ids: the prompt; its last tokens are context, never output.
+        hidden: tokens without text; None hides the special ones.
     """
 
-    def __init__(self, decoder: TokenDecoder, prompt_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, decoder: TokenDecoder, prompt_token_ids: Sequence[int], hidden: frozenset[int] | None = None
+    ) -> None:
         self._decoder = decoder
-        self._window = decoder.prompt_tail(prompt_token_ids)
+        self._hidden = decoder.special_ids if hidden is None else hidden
+        self._window = decoder.prompt_tail(prompt_token_ids, self._hidden)
         # A prompt may end inside a character, which the output then completes or spoils.
         self._num_read, certain_text = decoder.certain(self._window)
         self._read_texts = [certain_text, decoder.text(self._window)]
 
     def add(self, token_ids: Sequence[int]) -> str:
         """Take new tokens; return the text that is certain by now, possibly empty."""
-        # Special tokens stay out of the window: they have no text, and context must have some.
-        self._window += self._decoder.visible(token_ids)
+        # Hidden tokens stay out of the window: they have no text, and context must have some.
+        self._window += self._decoder.visible(token_ids, self._hidden)
         text = self._decoder.text(self._window)
         if text.endswith(REPLACEMENT) and self._decoder.unfinished_bytes(self._window):
             return ""

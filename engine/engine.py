@@ -3,93 +3,43 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from transformers import AutoTokenizer
 
+from ..kernels import copy_within
+from .admission import output_room
 from .assembly import build_scheduler
-from .batch import build_batch
+from .batch import ForwardBatch, build_batch
 from .block_pool import BlockPool
 from .calibration import DEFAULT_COST, calibrate
 from .config import EngineConfig
-from .detokenizer import Detokenizer, TokenDecoder
+from .detokenizer import TokenDecoder
 from .errors import ModelError, RequestError, first_line
 from .hf_model import TransformersModel
 from .kv_cache import KVCache
 from .kv_tiers import SwapSpace, poison
 from .loader import resolve_model
 from .model_protocol import Model
-from .policy import PRIORITIES
+from .output_stream import OutputStream, describe_tokens
+from .outputs import DEFAULT_OPTIONS, EngineStats, RequestOptions, RequestOutput, TokenLogprob
 from .prefix_cache import namespace_root
 from .prompt_encoder import PromptEncoder
 from .request import FinishReason, Request
+from .request_group import RequestGroup
 from .resolve import eos_token_ids, max_model_len, resolve_device, resolve_dtype
-from .sampler import sample
+from .sampler import Draw, Sampler, rank_tokens
 from .sampling_params import SamplingParams
-from .scheduler import StepPlan
+from .step_plan import StepPlan
+from .structure import StructureCompiler
+from .token_rules import build_token_rules, check_token_ids
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """What one step added to one request."""
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason | None
-    """None while the request goes on."""
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    """Prompt tokens that the prefix cache held."""
-    queue_seconds: float
-    """From arrival in the engine to the first step."""
-    ttft_seconds: float
-    """From arrival in the engine to the first token."""
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class RequestOptions:
-    """How a request is treated among others; nothing of it changes its tokens.
-
-    Raises:
-        RequestError: where a value is out of range.
-    """
-
-    priority: int = 0
-    """0, the soonest, to 9."""
-    tenant: str = ""
-    prefix_cache: bool = True
-    """Whether blocks may be shared with requests that begin alike."""
-    cache_salt: str = ""
-    """Blocks are shared only among requests of one tenant with the same salt."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.priority < PRIORITIES:
-            allowed = f"0, the soonest, to {PRIORITIES - 1}"
-            raise RequestError(f"priority is {self.priority}; it must be {allowed}", param="priority")
-
-
-DEFAULT_OPTIONS = RequestOptions()
-
-
-@dataclass
-class EngineStats:
-    """Counters since the engine's start."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    peak_running: int = 0
-    """Most requests computed in one step."""
-    finished: dict[str, int] = field(default_factory=lambda: {reason.value: 0 for reason in FinishReason})
 
 
 class Engine:
@@ -137,8 +87,9 @@ class Engine:
         self._eos_token_ids = eos_token_ids(model, tokenizer)
         self._tenants = config.tenants
         self._prefix_cache = config.prefix_cache
-        self._requests: dict[str, Request] = {}
-        self._detokenizers: dict[str, Detokenizer] = {}
+        self.structures = StructureCompiler(tokenizer, model.vocab_size, self._eos_token_ids)
+        self._sampler = Sampler()
+        self._groups: dict[str, RequestGroup] = {}
 
     @classmethod
     def load(cls, config: EngineConfig) -> Engine:
@@ -183,44 +134,62 @@ class Engine:
         ``max_tokens`` above the room left is clamped to it; such a request ends with ``length``.
 
         Raises:
-            RequestError: where the id is in use, the prompt is no sequence of this model's tokens, or it can never
-                fit, by the memory there is or by its tenant's limits.
+            RequestError: where the id is in use, the prompt is no sequence of this model's tokens, a parameter names
+                what the model does not have, or the request can never fit, by the memory there is or by its tenant's
+                limits.
         """
-        if request_id in self._requests:
+        if request_id in self._groups:
             raise RequestError(f"the request id {request_id} is in use", code="duplicate_request")
         prompt = self.encoder.encode_ids(prompt_token_ids)
-        prompt_len, capacity = len(prompt), self.pool.capacity_tokens
-        if prompt_len >= self.max_model_len:
-            asked = "" if params.max_tokens is None else f" (max_tokens {params.max_tokens})"
-            raise RequestError(
-                f"the prompt has {prompt_len} tokens{asked}; with at least one token of output, the context limit "
-                f"of {self.max_model_len} leaves room for {self.max_model_len - 1}",
-                code="context_length_exceeded",
-            )
-        if prompt_len > capacity:
-            raise RequestError(
-                f"the prompt has {prompt_len} tokens and the KV cache holds {capacity} "
-                f"({self.pool.num_blocks} blocks of {self.pool.block_size}); give the worker more "
-                "kv_cache_memory or shorten the prompt",
-                code="kv_capacity_exceeded",
-            )
-        room = min(self.max_model_len, capacity + 1) - prompt_len
-        request = Request(
+        check_token_ids("stop_token_ids", params.stop_token_ids, self._model.vocab_size)
+        max_tokens = output_room(len(prompt), params.max_tokens, self.max_model_len, self.pool)
+        if params.min_tokens > max_tokens:
+            raise RequestError(f"min_tokens is {params.min_tokens}; there is room for {max_tokens}", param="min_tokens")
+        answers = [self._answer(request_id, index, prompt, params, max_tokens, options) for index in range(params.n)]
+        first, *pending = answers
+        if limits := self._tenants.get(options.tenant):
+            limits.check(first, self.pool.blocks_for(first.max_kv_tokens), self.pool.num_blocks)
+        first.num_pending_siblings = len(pending)
+        streams = {answer.sample_index: OutputStream(answer, self._decoder, frozenset()) for answer in answers}
+        self._groups[request_id] = RequestGroup(first, streams, pending)
+        self.scheduler.add(first)
+
+    def _answer(
+        self,
+        request_id: str,
+        index: int,
+        prompt: list[int],
+        params: SamplingParams,
+        max_tokens: int,
+        options: RequestOptions,
+    ) -> Request:
+        """One of a request's answers, with a state of its own."""
+        # The text of a special token may never show, so as a stop it means the token.
+        special_stops = (self._decoder.special_id(text) for text in params.stop)
+        stop_ids = frozenset((*params.stop_token_ids, *(token for token in special_stops if token is not None)))
+        ends = stop_ids if params.ignore_eos else stop_ids | self._eos_token_ids
+        return Request(
             request_id=request_id,
             prompt_token_ids=prompt,
             params=params,
-            max_tokens=min(params.max_tokens or room, room),
+            max_tokens=max_tokens,
             eos_token_ids=self._eos_token_ids,
+            stop_token_ids=stop_ids,
+            sample_index=index,
+            rules=build_token_rules(
+                params,
+                prompt,
+                ends,
+                vocab_size=self._model.vocab_size,
+                spellings=self._decoder.spellings,
+                structure=self.structures.start(params.structure) if params.structure else None,
+            ),
             priority=options.priority,
             tenant=options.tenant,
-            prefix_cache=options.prefix_cache and self._prefix_cache,
+            # A prompt whose tokens are scored is computed whole.
+            prefix_cache=options.prefix_cache and self._prefix_cache and params.prompt_logprobs is None,
             cache_root=namespace_root(self.name, tenant=options.tenant, salt=options.cache_salt),
         )
-        if limits := self._tenants.get(options.tenant):
-            limits.check(request, self.pool.blocks_for(request.max_kv_tokens), self.pool.num_blocks)
-        self._requests[request_id] = request
-        self._detokenizers[request_id] = Detokenizer(self._decoder, prompt)
-        self.scheduler.add(request)
 
     def abort(self, request_id: str) -> bool:
         """Drop a request in any state and free what it holds.
@@ -228,15 +197,14 @@ class Engine:
         Returns:
             Whether it was there; an unknown or finished request is no error.
         """
-        request = self._requests.get(request_id)
-        if request is None:
+        group = self._groups.get(request_id)
+        if group is None:
             return False
-        request.finish_reason = FinishReason.ABORT
-        self._forget(request)
+        self._end_all(group, FinishReason.ABORT)
         return True
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step and return what it added, for each request that got a token or ended.
+        """Compute one step and return what it added, for each answer that got tokens or ended.
 
         An exception means that the model failed, not a request; the engine is of no use after it.
         """
@@ -245,60 +213,139 @@ class Engine:
         if not plan.chunks:  # nothing waits, or all that may run is on its way back from the swap space
             self.scheduler.commit(plan)
             return []
+        self._count(plan)
+        batch = build_batch(plan, self.pool.block_size, self._model.device)
+        logits = self._model.forward(batch, self.kv_cache)
+        self.scheduler.commit(plan)
+        if batch.prompt_rows:
+            self._score_prompts(batch, logits[len(batch.sampled) :])
+        if not batch.sampled:
+            return []
+        requests, rows = self._with_siblings(batch.sampled)
+        positions = batch.positions[0, batch.logits_rows[rows]] + 1
+        draws = self._sampler.sample(logits[rows], requests, positions)
+        outputs = [self._take_draw(request, draw) for request, draw in zip(requests, draws, strict=True)]
+        return [output for output in outputs if output is not None]
+
+    def _move_blocks(self, plan: StepPlan) -> None:
+        """Carry out the plan's copies, in the order that the plan means."""
+        self.swap.swap_out(plan)
+        copy_within(self.kv_cache.data, plan.copy)
+        if self.pool.recycled:
+            poison(self.kv_cache, set(self.pool.recycled) - {target for _, target in plan.copy})
+            self.pool.recycled.clear()
+        self.swap.swap_in(plan)
+
+    def _count(self, plan: StepPlan) -> None:
         now = time.monotonic()
         for chunk in plan.chunks:
             if chunk.request.first_scheduled is None:
                 chunk.request.first_scheduled = now
                 self.stats.prompt_tokens += len(chunk.request.prompt_token_ids)
-        batch = build_batch(plan, self.pool.block_size, self._model.device)
-        logits = self._model.forward(batch, self.kv_cache)
-        tokens = sample(logits, batch.sampled) if batch.sampled else []
-        self.scheduler.commit(plan)
         self.stats.steps += 1
-        self.stats.generation_tokens += sum(token is not None for token in tokens)
         self.stats.peak_running = max(self.stats.peak_running, len(plan.chunks))
-        return [self._take_token(r, token) for r, token in zip(batch.sampled, tokens, strict=True)]
 
-    def _move_blocks(self, plan: StepPlan) -> None:
-        """Carry out the plan's copies, in the order that the plan means."""
-        self.swap.swap_out(plan)
-        if self.pool.recycled:
-            poison(self.kv_cache, self.pool.recycled)
-            self.pool.recycled.clear()
-        self.swap.swap_in(plan)
+    def _score_prompts(self, batch: ForwardBatch, logits: torch.Tensor) -> None:
+        """Note how likely the tokens of prompts are whose requests ask for it."""
+        targets: list[int] = []
+        wanted: list[int] = []
+        for request, count in batch.prompt_rows:
+            first = request.num_scored_tokens + 1
+            targets += request.prompt_token_ids[first : first + count]
+            wanted += [request.params.prompt_logprobs or 0] * count
+        ranked = rank_tokens(logits, torch.tensor(targets, device=logits.device), wanted)
+        described = iter(describe_tokens(self._decoder, ranked))
+        for request, count in batch.prompt_rows:
+            request.num_scored_tokens += count
+            self._groups[request.request_id].prompt_logprobs += itertools.islice(described, count)
 
-    def _take_token(self, request: Request, token: int | None) -> RequestOutput:
-        """Add a drawn token to its request, or end the request where its logits were not finite."""
-        detokenizer = self._detokenizers[request.request_id]
-        text = ""
-        if token is None:
-            request.finish_reason = FinishReason.ERROR
-            request.error = "the model computed logits that are not finite"
+    def _with_siblings(self, sampled: tuple[Request, ...]) -> tuple[tuple[Request, ...], list[int]]:
+        """The answers that a token is drawn for, and the row of logits of each.
+
+        Where a prompt with several answers was just computed, the others begin here, on the first one's logits.
+        """
+        requests: list[Request] = []
+        rows: list[int] = []
+        for row, request in enumerate(sampled):
+            begun = [request]
+            if request.num_pending_siblings:
+                pending = self._groups[request.request_id].take_pending()
+                begun += [sibling for sibling in pending if self.scheduler.fork(request, sibling)]
+            requests += begun
+            rows += [row] * len(begun)
+        return tuple(requests), rows
+
+    def _take_draw(self, request: Request, draw: Draw) -> RequestOutput | None:
+        """Add a drawn token to its answer, and those that a grammar forces after it."""
+        group = self._groups.get(request.request_id)
+        if group is None:
+            return None  # another answer of the request failed in this step, and ended them all
+        stream = group.streams[request.sample_index]
+        text, before = "", len(request.output_token_ids)
+        if draw.token_id is None:
+            request.finish_reason, request.error = FinishReason.ERROR, draw.error
         else:
             request.first_token = request.first_token or time.monotonic()
-            request.append_token(token)
-            if request.finish_reason is not FinishReason.STOP:
-                text = detokenizer.add([token])
-        if request.finish_reason is not None:
-            text += detokenizer.finish()
-            self._forget(request)
+            text = stream.take(draw.token_id)
+            text += self._take_forced(stream)
+        token_ids = tuple(request.output_token_ids[before:])
+        self.stats.generation_tokens += len(token_ids)
+        self._leave(group, request)
         return RequestOutput(
             request_id=request.request_id,
-            token_ids=() if token is None else (token,),
+            token_ids=token_ids,
             text=text,
             finish_reason=request.finish_reason,
             prompt_tokens=len(request.prompt_token_ids),
             completion_tokens=len(request.output_token_ids),
-            cached_tokens=request.num_cached_tokens or 0,
-            queue_seconds=(request.first_scheduled or request.arrival) - request.arrival,
+            cached_tokens=group.first.num_cached_tokens or 0,
+            queue_seconds=(group.first.first_scheduled or request.arrival) - request.arrival,
             ttft_seconds=(request.first_token or request.arrival) - request.arrival,
             error=request.error,
+            index=request.sample_index,
+            finished=not group.streams,
+            stop_reason=stream.stop_reason if request.finish_reason is FinishReason.STOP else None,
+            logprobs=None if draw.logprobs is None else describe_tokens(self._decoder, [draw.logprobs]),
+            prompt_logprobs=self._prompt_logprobs(group, request, first=before == 0),
         )
 
-    def _forget(self, request: Request) -> None:
-        """Free what a finished request holds."""
+    def _prompt_logprobs(
+        self, group: RequestGroup, request: Request, *, first: bool
+    ) -> tuple[TokenLogprob, ...] | None:
+        wanted = first and request is group.first and request.params.prompt_logprobs is not None
+        return tuple(group.prompt_logprobs) if wanted else None
+
+    def _take_forced(self, stream: OutputStream) -> str:
+        """Add the tokens that the answer's grammar leaves no choice about; returns their text."""
+        request, text = stream.request, ""
+        if request.finish_reason is None and request.rules is not None:
+            for token_id in request.rules.forced_tokens():
+                text += stream.take(token_id)
+                self.stats.forced_tokens += 1
+                if request.finish_reason is not None:
+                    break
+        return text
+
+    def _leave(self, group: RequestGroup, request: Request) -> None:
+        """Free what an answer holds that has ended; one that failed ends the others of its request."""
+        if request.finish_reason is None:
+            return
+        if request.finish_reason is FinishReason.ERROR:
+            self._end_all(group, FinishReason.ERROR)
+            return
+        self._end(group, request)
+        if not group.streams:
+            del self._groups[request.request_id]
+
+    def _end_all(self, group: RequestGroup, reason: FinishReason) -> None:
+        for stream in list(group.streams.values()):
+            stream.request.finish_reason = reason
+            self._end(group, stream.request)
+        del self._groups[group.first.request_id]
+
+    def _end(self, group: RequestGroup, request: Request) -> None:
         assert request.finish_reason is not None
-        self.scheduler.finish(request)
         self.stats.finished[request.finish_reason.value] += 1
-        del self._requests[request.request_id]
-        del self._detokenizers[request.request_id]
+        del group.streams[request.sample_index]
+        if request not in group.pending:
+            self.scheduler.finish(request)

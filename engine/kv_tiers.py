@@ -9,7 +9,7 @@ import torch
 from ..kernels import copy_blocks
 from .block_pool import BlockPool
 from .kv_cache import KVCache
-from .scheduler import StepPlan
+from .step_plan import StepPlan
 
 
 class SwapSpace:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from .block_pool import CachedBlock
 from .sampling_params import SamplingParams
+from .token_rules import TokenRules
 
 
 class RequestStatus(enum.Enum):
@@ -31,7 +32,7 @@ class FinishReason(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One prompt on its way through the engine.
+    """One prompt and one answer to it on their way through the engine.
 
     Prefill, a chunk of it, decode and resumption are one case here: a request knows some tokens, has the
     keys and values of some of them, and each step computes more of the rest.
@@ -42,7 +43,7 @@ class Request:
                          0                             ^              ^
                                      num_computed_tokens              num_tokens
 
-    Invariants (:func:`headrace.engine.scheduler.check_scheduler`):
+    Invariants (:func:`headrace.engine.invariants.check_scheduler`):
         ``num_computed_tokens + num_inflight_tokens <= num_tokens``; a request holds blocks only while running,
         and then just enough for the tokens computed and in flight; it holds swap blocks only while preempted.
     """
@@ -53,6 +54,15 @@ class Request:
     max_tokens: int
     """``params.max_tokens`` after clamping to the room left."""
     eos_token_ids: frozenset[int]
+    """The model's own; ``params.ignore_eos`` goes on past them."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Further tokens that end the answer."""
+    sample_index: int = 0
+    """Which of the prompt's independent answers this is."""
+    rules: TokenRules | None = None
+    """What the request forbids, favours and penalises."""
+    num_pending_siblings: int = 0
+    """Answers to the same prompt that begin once this one's prompt is computed, and share its blocks."""
     priority: int = 0
     tenant: str = ""
     prefix_cache: bool = True
@@ -63,6 +73,8 @@ class Request:
     """Seconds, on the clock of all requests of one scheduler."""
 
     output_token_ids: list[int] = field(default_factory=list)
+    num_scored_tokens: int = 0
+    """Tokens of the prompt, from the second on, whose log-probabilities are known."""
     num_tokens: int = field(init=False)
     """Known tokens: prompt and output."""
     num_computed_tokens: int = 0
@@ -82,6 +94,8 @@ class Request:
     num_preemptions: int = 0
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The token that ended the answer; it has no text."""
     error: str | None = None
     first_scheduled: float | None = None
     first_token: float | None = None
@@ -118,10 +132,19 @@ class Request:
         return head + self.output_token_ids[: length - len(head)]
 
     def append_token(self, token_id: int) -> None:
-        """Take a drawn token, and end where it is an end-of-sequence token or the last one allowed."""
+        """Take a token, and end where it or the answer's grammar says so, or where it is the last one allowed."""
         self.output_token_ids.append(token_id)
         self.num_tokens += 1
-        if token_id in self.eos_token_ids and not self.params.ignore_eos:
+        structure = None
+        if self.rules is not None:
+            self.rules.accept(token_id)
+            structure = self.rules.structure
+        if token_id in self.stop_token_ids or (token_id in self.eos_token_ids and not self.params.ignore_eos):
+            self.finish_reason = FinishReason.STOP
+            self.stop_token_id = token_id
+        elif structure is not None and structure.error is not None:
+            self.finish_reason, self.error = FinishReason.ERROR, structure.error
+        elif structure is not None and structure.ended:
             self.finish_reason = FinishReason.STOP
         elif len(self.output_token_ids) >= self.max_tokens:
             self.finish_reason = FinishReason.LENGTH

@@ -4,49 +4,15 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from .admission import OutputEstimate, peak_tokens
 from .block_pool import BlockPool
 from .preemption import CostModel, PreemptionMethod, Victim, choose_victim
 from .prefix_cache import PrefixCache
 from .request import Request, RequestStatus
+from .step_plan import BlockCopy, ScheduledChunk, StepPlan
 from .tenants import OUTPUT_WEIGHT, PROMPT_WEIGHT, TenantUsage
 from .waiting import WaitingQueue
-
-
-class ScheduledChunk(NamedTuple):
-    """Tokens ``start .. start + length`` of one request, computed in one step."""
-
-    request: Request
-    start: int
-    length: int
-    samples: bool
-    """Whether a token is drawn after this chunk: only when it ends at the last known token."""
-
-
-class BlockCopy(NamedTuple):
-    """One block to copy between the KV cache and the swap pool."""
-
-    source: int
-    target: int
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """One step's work: copies out of the cache, then decodes and prefill chunks, and beside them copies into it.
-
-    No chunk reads a block that the same plan copies in, so these copies may run while the model computes.
-    """
-
-    chunks: tuple[ScheduledChunk, ...]
-    swap_out: tuple[BlockCopy, ...] = ()
-    swap_in: tuple[BlockCopy, ...] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens the step computes."""
-        return sum(chunk.length for chunk in self.chunks)
 
 
 @dataclass
@@ -60,6 +26,10 @@ class SchedulerStats:
     """Prompt tokens found."""
     blocks_swapped_in: int = 0
     blocks_swapped_out: int = 0
+    forks: int = 0
+    """Answers that began on another's blocks."""
+    blocks_copied: int = 0
+    """Shared blocks that were copied before a write."""
 
 
 class Scheduler:
@@ -119,6 +89,7 @@ class Scheduler:
         self._extent_blocks = 0
         self._swap_out: list[BlockCopy] = []
         self._swap_in: list[BlockCopy] = []
+        self._copies: list[BlockCopy] = []
         self._plan_is_out = False
         self._blocks_to_release: list[list[int]] = []
         self._swap_blocks_to_release: list[list[int]] = []
@@ -129,7 +100,7 @@ class Scheduler:
         return bool(self.running or self.preempted or len(self.waiting))
 
     def add(self, request: Request) -> None:
-        """Queue a request. It must fit into an empty pool (see :meth:`headrace.engine.Engine.add`)."""
+        """Queue a request. It must fit into an empty pool (see :func:`headrace.engine.admission.output_room`)."""
         self.waiting.add(request)
 
     def schedule(self) -> StepPlan:
@@ -146,8 +117,8 @@ class Scheduler:
         # Who was just paused would only take back the room that was made.
         if self._starved is None and self._last_preemption_step < self._step:
             self._admit_requests(budget, prefills)
-        plan = StepPlan((*decodes, *prefills), tuple(self._swap_out), tuple(self._swap_in))
-        self._swap_out, self._swap_in = [], []
+        plan = StepPlan((*decodes, *prefills), tuple(self._swap_out), tuple(self._copies), tuple(self._swap_in))
+        self._swap_out, self._copies, self._swap_in = [], [], []
         self._plan_is_out = True
         return plan
 
@@ -164,11 +135,11 @@ class Scheduler:
             request = running[index]
             start = request.num_computed_tokens
             if request.num_tokens - start == 1:
-                if start == len(request.block_table) * block_size:
-                    if not self._make_room(1, index):
+                if start % block_size == 0 or self.pool.references(request.block_table[-1]) > 1:
+                    if not self._make_room(1, index) and self._blocks_wanted(request, 1):
                         self._preempt(self._self_victim(request))
                         continue
-                    request.block_table += self.pool.allocate(1)
+                    self._grow(request, 1)
                 request.num_inflight_tokens = 1
                 decodes.append(ScheduledChunk(request, start, 1, True))
             index += 1
@@ -183,6 +154,10 @@ class Scheduler:
                 wanted = min(budget, request.num_uncomputed_tokens)
                 self._make_room(self._blocks_wanted(request, wanted), index)
                 chunk = self._take_chunk(request, wanted)
+                if chunk is None and self._writes_shared_block(request):
+                    # Its blocks are of no use while all who hold them wait for each other.
+                    self._preempt(self._self_victim(request))
+                    continue
                 if chunk is None:
                     self._starved = self._starved or request
                 else:
@@ -192,17 +167,36 @@ class Scheduler:
         return budget, prefills
 
     def _blocks_wanted(self, request: Request, length: int) -> int:
+        """Blocks to take before ``length`` more tokens are written: new ones, and one for a copy on write."""
         end = request.num_computed_tokens + length
-        return self.pool.blocks_for(end) - len(request.block_table)
+        return self.pool.blocks_for(end) - len(request.block_table) + self._writes_shared_block(request)
+
+    def _writes_shared_block(self, request: Request) -> bool:
+        """Whether the next token goes into a block that others hold too."""
+        start = request.num_computed_tokens
+        return start % self.pool.block_size > 0 and self.pool.references(request.block_table[-1]) > 1
+
+    def _grow(self, request: Request, length: int) -> None:
+        """Take the blocks that ``length`` more tokens are written to."""
+        blocks = self.pool.allocate(self._blocks_wanted(request, length))
+        if self._writes_shared_block(request):
+            shared, own = request.block_table[-1], blocks.pop(0)
+            self._copies.append(BlockCopy(shared, own))
+            self.stats.blocks_copied += 1
+            # Copies run before anything is written, so the last other holder may write into it at once.
+            self.pool.release([shared])
+            request.block_table[-1] = own
+        request.block_table += blocks
 
     def _take_chunk(self, request: Request, wanted: int) -> ScheduledChunk | None:
         """A chunk of up to ``wanted`` tokens, as far as free blocks go; None where there is not one."""
         start = request.num_computed_tokens
-        room = (len(request.block_table) + self.pool.num_free) * self.pool.block_size - start
+        free = self.pool.num_free - self._writes_shared_block(request)
+        room = (len(request.block_table) + free) * self.pool.block_size - start
         length = min(wanted, room)
-        if length < 1:
+        if length < 1 or free < 0:
             return None
-        request.block_table += self.pool.allocate(self._blocks_wanted(request, length))
+        self._grow(request, length)
         request.num_inflight_tokens = length
         return ScheduledChunk(request, start, length, samples=start + length == request.num_tokens)
 
@@ -233,8 +227,9 @@ class Scheduler:
             return True
         if max(1, len(request.swap_table)) > self.pool.num_free:
             return False
+        siblings = min(request.num_pending_siblings, self.max_num_seqs - len(self.running) - 1)
         extent = self.pool.blocks_for(request.max_kv_tokens)
-        if self._extent_blocks + extent <= self.pool.num_blocks:
+        if self._extent_blocks + extent * (1 + siblings) <= self.pool.num_blocks:
             return True
         size, estimate = self.pool.block_size, self.estimate
         shared = self.pool.num_held * size
@@ -246,6 +241,7 @@ class Scheduler:
             sizes.append((held, left))
         known = request.num_tokens - self._cached_tokens(request)
         sizes.append((0, known + estimate.expected(request.remaining_output) + size))
+        sizes += [(0, estimate.expected(request.remaining_output) + size)] * siblings
         return peak_tokens(sizes) + max(0, shared) <= self.pool.capacity_tokens
 
     def _cached_tokens(self, request: Request) -> int:
@@ -275,11 +271,43 @@ class Scheduler:
             request.num_cached_tokens = found
             self.stats.prefix_cache_queries += len(request.prompt_token_ids)
             self.stats.prefix_cache_hits += found
+        self._count_running(request)
+        return len(self._swap_in) > copies_before
+
+    def fork(self, parent: Request, child: Request) -> bool:
+        """Have another answer to a computed prompt begin on the blocks of the first.
+
+        Both write their own tokens into their own blocks: a shared one is copied before the first write. Where no
+        more may run at once, the child waits like any other request, and finds the prompt in the prefix cache.
+
+        Args:
+            parent: runs, with its whole prompt computed and no token of output yet.
+            child: a new request with the same prompt.
+
+        Returns:
+            Whether it runs now, and a token can be drawn from the parent's logits.
+        """
+        child.arrival = parent.arrival
+        room = len(self.running) < self.max_num_seqs and self.waiting.within_limits(child)
+        if parent.status is not RequestStatus.RUNNING or not room:
+            self.waiting.add(child)
+            return False
+        for block in parent.block_table:
+            self.pool.acquire(block)
+        child.key, child.status = parent.key, RequestStatus.RUNNING
+        child.num_computed_tokens, child.num_cached_tokens = parent.num_computed_tokens, parent.num_cached_tokens
+        child.block_table, child.cached_chain = list(parent.block_table), list(parent.cached_chain)
+        child.block_digests = list(parent.block_digests)
+        child.num_adopted_blocks = len(child.block_table)
+        self._count_running(child)
+        self.stats.forks += 1
+        return True
+
+    def _count_running(self, request: Request) -> None:
         extent = self.pool.blocks_for(request.max_kv_tokens)
         self._extent_blocks += extent
         self.usage.start(request.tenant, extent)
         insort(self.running, request, key=_admission_key)
-        return len(self._swap_in) > copies_before
 
     def _swap_back(self, request: Request) -> None:
         """Plan the copies of swapped blocks that the prefix cache has not kept."""
@@ -375,32 +403,3 @@ class Scheduler:
 
 def _admission_key(request: Request) -> tuple[float, int]:
     return request.key
-
-
-def check_scheduler(scheduler: Scheduler) -> None:
-    """Check the scheduler's invariants; for tests, after any operation.
-
-    Raises:
-        AssertionError: naming the invariant that does not hold.
-    """
-    running, pool = scheduler.running, scheduler.pool
-    assert len(running) <= scheduler.max_num_seqs, "more requests run than allowed"
-    assert running == sorted(running, key=_admission_key), "running requests are out of order"
-    for request in running:
-        assert request.status is RequestStatus.RUNNING, f"{request.request_id} runs but is {request.status}"
-        held = request.num_computed_tokens + request.num_inflight_tokens
-        assert held <= request.num_tokens, f"{request.request_id} computed tokens it does not know"
-        assert len(request.block_table) == pool.blocks_for(held), f"{request.request_id} holds the wrong blocks"
-        assert not request.swap_table, f"{request.request_id} runs and holds swap blocks"
-    for request in [*scheduler.waiting, *scheduler.preempted]:
-        assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), f"{request.request_id} is lost"
-        assert not request.block_table, f"{request.request_id} does not run and holds blocks"
-        if request.swap_table:
-            assert len(request.swap_table) == pool.blocks_for(request.num_computed_tokens), "swap table is wrong"
-    assert sum(1 for _ in scheduler.waiting) == len(scheduler.waiting), "the waiting queue miscounts"
-    extents = sum(pool.blocks_for(request.max_kv_tokens) for request in running)
-    assert extents == scheduler._extent_blocks, "the extents of running requests are wrong"
-    pool.check_integrity([*(request.block_table for request in running), *scheduler._blocks_to_release])
-    swapped = [request.swap_table for request in scheduler.preempted]
-    scheduler.swap_pool.check_integrity([*swapped, *scheduler._swap_blocks_to_release])
-    scheduler.cache.check_integrity()

@@ -138,7 +138,7 @@ class WaitingQueue:
             head = queue.front[0]
             if best is not None and not self._before(head, best):
                 continue
-            if tenant not in self._limits or self._within_limits(head):
+            if tenant not in self._limits or self.within_limits(head):
                 best = head
         if best is None or not self._prefix:
             return best
@@ -150,8 +150,11 @@ class WaitingQueue:
             return (served[one.tenant], one.key) < (served[other.tenant], other.key)
         return one.key < other.key
 
-    def _within_limits(self, request: Request) -> bool:
-        limits, usage, tenant = self._limits[request.tenant], self._usage, request.tenant
+    def within_limits(self, request: Request) -> bool:
+        """Whether a request's tenant may run one more now."""
+        limits, usage, tenant = self._limits.get(request.tenant), self._usage, request.tenant
+        if limits is None:
+            return True
         if limits.max_running is not None and usage.running[tenant] >= limits.max_running:
             return False
         if limits.max_kv_share is None:
@@ -165,7 +168,7 @@ class WaitingQueue:
             return head
         tied = [request for request in front if request.key[0] <= head.key[0] + TIE_SECONDS]
         chosen = max(tied, key=self._cached_tokens)  # the first of equals
-        if chosen is not head and chosen.tenant in self._limits and not self._within_limits(chosen):
+        if chosen is not head and not self.within_limits(chosen):
             return head
         for request in front[: front.index(chosen)]:
             request.passed_over += 1

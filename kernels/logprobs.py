@@ -29,10 +29,10 @@ def token_logprobs(
         return chosen, empty, empty.to(torch.int64)
     # One more than asked for, so that a tie at the border is seen; then lower ids first.
     values, ids = logprobs.topk(min(count + 1, logprobs.shape[-1]), dim=-1)
-    tied = values[:, count - 1] == values[:, -1] if values.shape[-1] > count else torch.zeros(len(values), dtype=bool)
-    for row in tied.nonzero().flatten().tolist():
-        ordered = logprobs[row].sort(descending=True, stable=True)
-        values[row], ids[row] = ordered.values[: values.shape[-1]], ordered.indices[: values.shape[-1]]
+    if values.shape[-1] > count:
+        for row in (values[:, count - 1] == values[:, -1]).nonzero().flatten().tolist():
+            ordered = logprobs[row].sort(descending=True, stable=True)
+            values[row], ids[row] = ordered.values[: count + 1], ordered.indices[: count + 1]
     by_id = ids[:, :count].sort(dim=-1).values
     best, order = logprobs.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
     return chosen, best, by_id.gather(-1, order)

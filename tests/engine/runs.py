@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headrace.engine import Engine, FinishReason, RequestOutput, SamplingParams
-from headrace.engine.scheduler import check_scheduler
+from headrace.engine.invariants import check_scheduler
+from headrace.engine.request import Request
 
 MOST_STEPS = 10_000
 
@@ -59,10 +60,14 @@ def run(engine: Engine, prompts: dict[str, list[int]], params: SamplingParams) -
     return drain(engine)
 
 
+def requests_of(engine: Engine) -> dict[str, Request]:
+    """The requests that have not ended, by id; of several answers the first."""
+    return {request_id: group.first for request_id, group in engine._groups.items()}
+
+
 def assert_idle(engine: Engine) -> None:
     """Nothing is held for anybody."""
     check_scheduler(engine.scheduler)
     assert not engine.has_work
     assert engine.pool.num_free == engine.pool.num_blocks
-    assert not engine._requests
-    assert not engine._detokenizers
+    assert not engine._groups

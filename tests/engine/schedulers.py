@@ -8,10 +8,12 @@ from typing import Any
 from headrace.engine import SamplingParams, Tenant
 from headrace.engine.assembly import build_scheduler
 from headrace.engine.block_pool import BlockPool
+from headrace.engine.invariants import check_scheduler
 from headrace.engine.preemption import CostModel
 from headrace.engine.prefix_cache import Digest, blake2b_digest
 from headrace.engine.request import Request
-from headrace.engine.scheduler import Scheduler, StepPlan, check_scheduler
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.step_plan import StepPlan
 
 EOS = 9
 SWAP_IS_CHEAP = CostModel(swap_fixed_seconds=0.0, swap_seconds_per_block=1e-6, seconds_per_token=1e-3)

@@ -50,7 +50,8 @@ class ScriptedModel:
         """The script's answers as logits."""
         self.steps.append(list(zip(batch.input_ids[0].tolist(), batch.positions[0].tolist(), strict=True)))
         rows = [self._row(self._script(request, len(request.output_token_ids))) for request in batch.sampled]
-        return torch.stack(rows) if rows else torch.empty(0, VOCABULARY)
+        scored = sum(count for _, count in batch.prompt_rows)
+        return torch.stack([*rows, *torch.zeros(scored, VOCABULARY)]) if rows or scored else torch.empty(0, VOCABULARY)
 
     @staticmethod
     def _row(answer: Answer) -> torch.Tensor:

@@ -6,9 +6,9 @@ import random
 from collections import Counter
 
 from headrace.engine import FinishReason
-from headrace.engine.scheduler import check_scheduler
+from headrace.engine.invariants import check_scheduler
 
-from .runs import assert_idle, drain, greedy, run
+from .runs import assert_idle, drain, greedy, requests_of, run
 from .scripted import ScriptedModel, constant, scripted_engine
 
 
@@ -38,7 +38,7 @@ def test_b7_aborts_at_random_points_leave_nothing_behind() -> None:
             if generator.random() < 0.04:
                 waiting = {request.request_id for request in engine.scheduler.waiting}
                 decoding = {r.request_id for r in engine.scheduler.running if r.output_token_ids}
-                state = state_of(name, waiting, decoding, set(engine._requests))
+                state = state_of(name, waiting, decoding, set(requests_of(engine)))
                 aborted_in[state] += 1
                 assert engine.abort(name) == (state != "gone")
                 assert not engine.abort(name), "a second abort found it again"

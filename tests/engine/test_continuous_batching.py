@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.engine import Engine
 from headrace.engine.hf_model import TransformersModel
 
-from .runs import Answer, collect, drain, greedy, run
+from .runs import Answer, collect, drain, greedy, requests_of, run
 from .scripted import ScriptedModel, constant, scripted_engine
 from .tiny_models import tiny_engine
 
@@ -41,7 +41,7 @@ def test_a_long_prompt_does_not_hold_up_those_that_answer() -> None:
     engine.step()
     engine.add("long", [5] * 300, greedy(4))
     steps = 0
-    while engine._requests["long"].num_computed_tokens < 300:
+    while requests_of(engine)["long"].num_computed_tokens < 300:
         tokens = {output.request_id: output.token_ids for output in engine.step()}
         assert tokens["answering"] == (7,)
         steps += 1
@@ -77,8 +77,8 @@ def token_counts(engine: Engine) -> list[int]:
     """Tokens computed in each of the steps still to come."""
     counts = []
     while engine.has_work:
-        before = sum(r.num_computed_tokens for r in engine._requests.values())
-        held = list(engine._requests.values())
+        before = sum(r.num_computed_tokens for r in requests_of(engine).values())
+        held = list(requests_of(engine).values())
         engine.step()
         counts.append(sum(r.num_computed_tokens for r in held) - before)
     return counts

@@ -7,7 +7,7 @@ from headrace.engine.calibration import calibrate
 from headrace.engine.hf_model import TransformersModel
 from headrace.engine.kv_cache import KVCache, KVGeometry
 from headrace.engine.kv_tiers import SwapSpace, poison
-from headrace.engine.scheduler import BlockCopy, StepPlan
+from headrace.engine.step_plan import BlockCopy, StepPlan
 from headrace.kernels import copy_blocks
 
 from .tiny_models import tiny_engine

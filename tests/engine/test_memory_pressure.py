@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from headrace.engine import Engine, FinishReason, RequestOptions, RequestOutput, SamplingParams
 from headrace.engine.hf_model import TransformersModel
+from headrace.engine.invariants import check_scheduler
 from headrace.engine.preemption import CostModel, PreemptionMethod
-from headrace.engine.scheduler import check_scheduler
 
-from .runs import Answer, assert_idle, collect
+from .runs import Answer, assert_idle, collect, requests_of
 from .schedulers import RECOMPUTE_IS_CHEAP, SWAP_IS_CHEAP
 from .tiny_models import tiny_engine
 
@@ -117,7 +117,7 @@ def test_d2_every_request_that_can_be_is_swapped_twice(
     answers: dict[str, Answer] = {}
     for index, job in enumerate(jobs()):
         engine.add(str(index), job.prompt, job.params, job.options)
-    requests = dict(engine._requests)
+    requests = dict(requests_of(engine))
     scheduler = engine.scheduler
     while engine.has_work:
         for request in list(scheduler.running):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from headrace.engine.block_pool import BlockPool
+from headrace.engine.invariants import check_scheduler
 from headrace.engine.preemption import HYSTERESIS_STEPS, CostModel, PreemptionMethod, choose_victim
 from headrace.engine.request import Request, RequestStatus
-from headrace.engine.scheduler import Scheduler, check_scheduler
+from headrace.engine.scheduler import Scheduler
 
 from .schedulers import RECOMPUTE_IS_CHEAP, SWAP_IS_CHEAP, names, request, run_out, scheduler, work
 

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 from headrace.engine import RequestError, SamplingParams
-from headrace.engine.request import Request
-from headrace.engine.sampler import sample
 
 from .runs import drain, greedy
+from .sampling import make_request, sample
 from .scripted import VOCABULARY, ScriptedModel, scripted_engine
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -22,6 +21,17 @@ REFUSED: list[tuple[str, Any]] = [
     *(("min_p", value) for value in (-0.1, 1.1, NAN, "0", None)),
     *(("seed", value) for value in (-1, 1 << 64, 10**30, 7.0, NAN, "7", True, None)),
     *(("max_tokens", value) for value in (0, -1, 1.5, NAN, "5", True)),
+    *(("n", value) for value in (0, -1, 129, 1.0, True, None)),
+    *(("min_tokens", value) for value in (-1, 0.5, True, None)),
+    *(("presence_penalty", value) for value in (NAN, 10, -2.1, INFINITY, "1", None)),
+    *(("frequency_penalty", value) for value in (NAN, 10, -2.1, INFINITY, "1", None)),
+    *(("repetition_penalty", value) for value in (NAN, 0, -1, 1e-30, 1e30, INFINITY, "1", None)),
+    *(("logprobs", value) for value in (-1, 21, 1.0, True)),
+    *(("prompt_logprobs", value) for value in (-1, 21, 1.0, True)),
+    *(("logit_bias", value) for value in ({5: NAN}, {5: 1e30}, {5: 100.5}, {5: "1"}, {"5": 1.0}, {1.5: 1.0})),
+    ("allowed_token_ids", ()),
+    *(("stop", value) for value in ("END", ("",), ("", "END"), (50256,), (None,))),
+    *(("bad_words", value) for value in ("word", ("",), (5,))),
 ]  # fmt: skip
 
 ALLOWED: list[dict[str, Any]] = [
@@ -43,6 +53,13 @@ ALLOWED: list[dict[str, Any]] = [
     {"seed": (1 << 63) - 1},
     {"seed": 1 << 63},
     {"seed": (1 << 64) - 1},
+    {"presence_penalty": 2, "frequency_penalty": -2},
+    {"repetition_penalty": 0.01},
+    {"repetition_penalty": 100},
+    {"logit_bias": {0: 100, VOCABULARY - 1: -100}},
+    {"allowed_token_ids": (7,)},
+    {"min_tokens": 3},
+    {"logprobs": 20},
     {"top_k": 1, "top_p": 1e-4, "min_p": 1, "temperature": 1e-4},
 ]
 
@@ -53,10 +70,6 @@ def test_a9_out_of_range_is_refused(name: str, value: Any) -> None:
         SamplingParams(**{name: value})
     assert caught.value.param == name
     assert repr(value) in caught.value.message
-
-
-def make_request(params: SamplingParams, prompt_len: int = 3) -> Request:
-    return Request("r", [1] * prompt_len, params, max_tokens=5, eos_token_ids=frozenset())
 
 
 @pytest.mark.parametrize("settings", ALLOWED, ids=str)
@@ -71,6 +84,17 @@ def test_a9_in_range_gives_a_token_and_leaves_the_neighbours_alone(settings: dic
     assert [tokens[:1], tokens[2:]] == alone
     assert tokens[1] is not None
     assert 0 <= tokens[1] < VOCABULARY
+
+
+def test_a12_seventeen_stops_are_one_too_many() -> None:
+    assert SamplingParams(stop=("x",) * 16).stop
+    with pytest.raises(RequestError, match=r"^stop is 'a list of 17'; it must be at most 16 texts"):
+        SamplingParams(stop=("x",) * 17)
+
+
+def test_min_tokens_above_max_tokens_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"^min_tokens is 6; it must be at most max_tokens \(5\)"):
+        SamplingParams(min_tokens=6, max_tokens=5)
 
 
 def test_a9_a_tiny_temperature_equals_greedy() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from headrace.engine.invariants import check_scheduler
 from headrace.engine.request import RequestStatus
-from headrace.engine.scheduler import check_scheduler
 
 from .schedulers import names, request, scheduler, shape, work
 

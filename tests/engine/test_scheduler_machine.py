@@ -7,9 +7,10 @@ from typing import ClassVar
 
 import pytest
 from headrace.engine import FinishReason, Tenant
+from headrace.engine.invariants import check_scheduler
 from headrace.engine.preemption import PreemptionMethod
 from headrace.engine.request import Request, RequestStatus
-from headrace.engine.scheduler import StepPlan, check_scheduler
+from headrace.engine.step_plan import StepPlan
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test

@@ -14,7 +14,7 @@ from headrace.engine.batch import build_batch
 from headrace.engine.hf_model import TransformersModel
 from headrace.engine.kv_cache import KVCache
 from headrace.engine.request import Request
-from headrace.engine.scheduler import ScheduledChunk, StepPlan
+from headrace.engine.step_plan import ScheduledChunk, StepPlan
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from .toy_tokenizers import byte_level

@@ -68,7 +68,7 @@ step = engine.step
 
 def slow_step():
     time.sleep(options["step_seconds"])
-    if any(list(request.prompt_token_ids) == options["poison"] for request in engine._requests.values()):
+    if any(list(group.first.prompt_token_ids) == options["poison"] for group in engine._groups.values()):
         raise RuntimeError("this prompt is poison")
     return step()
 

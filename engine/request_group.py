@@ -1,0 +1,34 @@
+"""One user's request: a prompt, and the answers that belong to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .output_stream import OutputStream
+from .outputs import TokenLogprob
+from .request import Request
+
+
+@dataclass(eq=False)
+class RequestGroup:
+    """The answers of one request.
+
+    The first is computed from the prompt on; the others begin on its blocks once the prompt is computed.
+
+    Attributes:
+        first: the first answer, whose prompt is computed.
+        streams: the answers that have not ended, by index.
+        pending: those of them that have not begun.
+        prompt_logprobs: of the prompt's tokens from the second on, as far as they are known.
+    """
+
+    first: Request
+    streams: dict[int, OutputStream]
+    pending: list[Request] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def take_pending(self) -> list[Request]:
+        """The answers that begin now; they are pending no more."""
+        pending, self.pending = self.pending, []
+        self.first.num_pending_siblings = 0
+        return pending
