@@ -38,6 +38,7 @@ from .sampling_params import SamplingParams
 from .step_plan import StepPlan
 from .structure import StructureCompiler
 from .token_rules import build_token_rules, check_token_ids
+from .tool_calls import tool_format_of
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class Engine:
         self.pool.recycled = [] if config.debug else None
         self.stats = EngineStats()
         self.encoder = PromptEncoder(tokenizer, model.vocab_size)
+        self.tool_format = tool_format_of(tokenizer)
         self._model = model
         # The encoder may be used from another thread, and fast tokenizers refuse to be borrowed twice.
         self._decoder = TokenDecoder(copy.deepcopy(tokenizer))
@@ -150,7 +152,8 @@ class Engine:
         if limits := self._tenants.get(options.tenant):
             limits.check(first, self.pool.blocks_for(first.max_kv_tokens), self.pool.num_blocks)
         first.num_pending_siblings = len(pending)
-        streams = {answer.sample_index: OutputStream(answer, self._decoder, frozenset()) for answer in answers}
+        shown = options.shown_special_ids
+        streams = {answer.sample_index: OutputStream(answer, self._decoder, shown) for answer in answers}
         self._groups[request_id] = RequestGroup(first, streams, pending)
         self.scheduler.add(first)
 

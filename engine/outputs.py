@@ -74,6 +74,8 @@ class RequestOptions:
     """Whether blocks may be shared with requests that begin alike."""
     cache_salt: str = ""
     """Blocks are shared only among requests of one tenant with the same salt."""
+    shown_special_ids: frozenset[int] = frozenset()
+    """Special tokens that have text although ``skip_special_tokens`` hides the others."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.priority < PRIORITIES:

@@ -89,6 +89,11 @@ class PromptEncoder:
         has_bos = bool(bos) and text.startswith(bos)
         return self._checked(self._tokenizer.encode(text, add_special_tokens=not has_bos), "prompt")
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The text of a prompt that came as tokens, special ones left out."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
     def encode_ids(self, token_ids: Sequence[int]) -> list[int]:
         """A prompt that is tokens already.
 

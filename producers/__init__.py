@@ -12,7 +12,8 @@ from .errors import (
     WaitTimeout,
 )
 from .events import Delta, Event, Finished, Reset, Started
-from .schema import ErrorInfo, GenerationRequest, JobResult, JobState, JobStatus
+from .results import ErrorInfo, JobResult, JobState, JobStatus
+from .schema import GenerationRequest
 
 __all__ = [
     "AsyncClient",

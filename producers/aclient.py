@@ -19,7 +19,7 @@ from .hints import HintSender
 from .keys import Keys
 from .ledger import EVENT_LIMIT, Submission, script_source, submit_arguments
 from .records import DEFAULT_RETENTION_S, job_not_found, parse_status, submissions
-from .schema import JobResult, JobState, JobStatus
+from .results import JobResult, JobState, JobStatus
 
 
 class AsyncClient:

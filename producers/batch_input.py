@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InvalidRequest
-from .schema import CHAT_ENDPOINT, COMPLETIONS_ENDPOINT, ErrorInfo, GenerationRequest, json_kind
+from .results import ErrorInfo
+from .schema import CHAT_ENDPOINT, COMPLETIONS_ENDPOINT, GenerationRequest, json_kind
 
 MAX_DEPTH = 100
 """Deepest nesting of a line; where Python itself gives up moves from version to version."""

@@ -1,4 +1,4 @@
-"""Output lines in OpenAI's batch form, and the bodies inside them.
+"""Output lines in OpenAI's batch form.
 
 A row that failed carries both a 4xx or 5xx response with an error object and a non-null ``error``, so that a
 reader who looks at either reaches the same verdict. A row that was cancelled or expired has no response.
@@ -7,11 +7,11 @@ reader who looks at either reaches the same verdict. A row that was cancelled or
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
+from .answer_body import answer_body, error_body
 from .batch_input import Row
-from .schema import CHAT_ENDPOINT, ErrorInfo, GenerationRequest, JobResult, JobState
+from .results import JobResult, JobState
 
 _NEVER_ANSWERED = {JobState.CANCELLED: "batch_cancelled", JobState.EXPIRED: "batch_expired"}
 
@@ -35,32 +35,3 @@ def output_line(row: Row, result: JobResult | None) -> str:
     line = {"id": row.row_id, "custom_id": row.custom_id, "response": response, "error": error}
     # ASCII only: an id may hold a lone surrogate, which JSON can spell and UTF-8 cannot.
     return json.dumps(line, allow_nan=False)
-
-
-def answer_body(request: GenerationRequest, result: JobResult) -> dict[str, Any]:
-    """The body of a successful response: a chat completion or a completion, as OpenAI's API gives it."""
-    chat = request.endpoint == CHAT_ENDPOINT
-    choice: dict[str, Any] = {"index": 0, "finish_reason": result.finish_reason, "logprobs": None}
-    if chat:
-        choice["message"] = {"role": "assistant", "content": result.text}
-    else:
-        choice["text"] = result.text
-    return {
-        "id": f"{'chatcmpl' if chat else 'cmpl'}-{result.job_id}",
-        "object": "chat.completion" if chat else "text_completion",
-        "created": int(time.time()),
-        "model": result.model,
-        "choices": [choice],
-        "usage": {
-            "prompt_tokens": result.prompt_tokens,
-            "completion_tokens": result.completion_tokens,
-            "total_tokens": result.prompt_tokens + result.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
-        },
-    }
-
-
-def error_body(error: ErrorInfo) -> dict[str, Any]:
-    """The body of a refused or failed response."""
-    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}

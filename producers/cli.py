@@ -16,7 +16,7 @@ from .engine_flags import EngineFlags, with_engine_flags
 from .errors import BrokerUnavailable, HeadraceError
 from .events import Delta, Finished, Reset
 from .exit_codes import BAD_INPUT, FAILED_ROWS, INTERRUPTED, NO_BROKER, NO_WORKER, TABLE
-from .schema import JobResult, JobState
+from .results import JobResult, JobState
 
 app = typer.Typer(
     help=f"""Batch inference for language models over a message queue.

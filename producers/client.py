@@ -17,7 +17,7 @@ from .hints import HintSender
 from .keys import Keys
 from .ledger import Ledger, Submission
 from .records import DEFAULT_RETENTION_S, WorkerInfo, job_not_found, parse_status, submissions
-from .schema import JobResult, JobState, JobStatus
+from .results import JobResult, JobState, JobStatus
 
 URL_VARIABLE = "HEADRACE_REDIS_URL"
 SUBMIT_CHUNK = 500

@@ -21,8 +21,8 @@ from .events import START
 from .local_stack import LocalStack
 from .output_file import OutputFile, Written
 from .progress import LiveTokens, Reporter
+from .results import ErrorInfo, JobResult
 from .run_record import RunRecord
-from .schema import ErrorInfo, JobResult
 
 WINDOW = 1024
 """Most rows in flight."""

@@ -1,7 +1,7 @@
 """A job's event log: one Redis Stream, replayed from any position and then followed.
 
 started {attempt, worker}        an attempt begins
-delta   {attempt, seq, text, token_ids}
+delta   {attempt, seq, index, text, token_ids, logprobs}
 reset   {attempt}                what came before is void; text starts over
 done | error | cancelled | expired {result}     exactly one, the last
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import StreamPositionError
-from .schema import JobResult, JobState
+from .results import JobResult, JobState, TokenLogprob
 
 START = "0-0"
 """The position before the first event."""
@@ -40,13 +40,17 @@ class Started:
 
 @dataclass(frozen=True)
 class Delta:
-    """New text. ``seq`` counts 1, 2, 3 ... within an attempt."""
+    """New text of one answer. ``seq`` counts 1, 2, 3 ... within an attempt, over all answers."""
 
     position: str
     attempt: int
     seq: int
     text: str
     token_ids: tuple[int, ...]
+    index: int = 0
+    """Which of the job's ``n`` answers."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """One a token, where the job asks for them."""
 
 
 @dataclass(frozen=True)
@@ -75,16 +79,41 @@ def parse_event(position: str, document: str) -> Event:
         case "started":
             return Started(position, fields["attempt"], fields["worker"])
         case "delta":
-            return Delta(position, fields["attempt"], fields["seq"], fields["text"], tuple(fields["token_ids"]))
+            return _delta(position, fields)
         case "reset":
             return Reset(position, fields["attempt"])
         case _:
             return Finished(position, JobResult.model_validate(fields["result"]))
 
 
-def delta_document(attempt: int, seq: int, text: str, token_ids: list[int]) -> str:
+def _delta(position: str, fields: dict[str, Any]) -> Delta:
+    logprobs = fields.get("logprobs")
+    return Delta(
+        position,
+        fields["attempt"],
+        fields["seq"],
+        fields["text"],
+        tuple(fields["token_ids"]),
+        fields.get("index", 0),
+        None if logprobs is None else tuple(TokenLogprob.model_validate(one) for one in logprobs),
+    )
+
+
+def delta_document(
+    attempt: int,
+    seq: int,
+    text: str,
+    token_ids: list[int],
+    index: int = 0,
+    logprobs: list[TokenLogprob] | None = None,
+) -> str:
     """The JSON document of a delta."""
-    return json.dumps({"kind": "delta", "attempt": attempt, "seq": seq, "text": text, "token_ids": token_ids})
+    document: dict[str, Any] = {"kind": "delta", "attempt": attempt, "seq": seq, "text": text, "token_ids": token_ids}
+    if index:
+        document["index"] = index
+    if logprobs is not None:
+        document["logprobs"] = [one.model_dump() for one in logprobs]
+    return json.dumps(document)
 
 
 def check_position(after: str) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 from .errors import InvalidRequest, JobNotFound
 from .keys import DEFAULT_QUEUE
 from .ledger import Submission
-from .schema import GenerationRequest, JobResult, JobState, JobStatus
+from .results import JobResult, JobState, JobStatus
+from .schema import GenerationRequest
 
 DEFAULT_RETENTION_S = 86_400
 """Life of a job's record and log after its end: one day."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .output_file import LedgerMismatch
 from .progress import RunCounts
-from .schema import JobResult
+from .results import JobResult
 
 
 def record_path(output: Path) -> Path:

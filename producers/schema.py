@@ -1,58 +1,35 @@
-"""What a job is: the request that a user writes, and the result that comes back.
+"""The request that a user writes.
 
-Names are OpenAI's, for ``/v1/chat/completions`` and ``/v1/completions`` bodies.
+Names are OpenAI's, for ``/v1/chat/completions`` and ``/v1/completions`` bodies, and vLLM's for what OpenAI lacks.
 """
 
 from __future__ import annotations
 
 import secrets
-from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from .errors import InvalidRequest
+from .messages import JsonObject, Message, NamedTool, Text, Tool
+from .structured import StructuredOutput, structured_output
 
 CHAT_ENDPOINT, COMPLETIONS_ENDPOINT = "/v1/chat/completions", "/v1/completions"
 
 PRIORITIES = 10
 """Priorities are 0, the soonest, to 9."""
+MAX_STOPS = 16
+MAX_CHOICES = 128
 
 _IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 """OpenAI's fields that change nothing about the answer."""
 
 _UNSUPPORTED = frozenset(
     [
-        "n",
         "best_of",
-        "stop",
-        "stop_token_ids",
-        "include_stop_str_in_output",
-        "min_tokens",
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
-        "logit_bias",
-        "bad_words",
-        "allowed_token_ids",
-        "logprobs",
-        "top_logprobs",
-        "prompt_logprobs",
-        "echo",
         "suffix",
-        "skip_special_tokens",
-        "response_format",
-        "guided_json",
-        "guided_regex",
-        "guided_grammar",
-        "guided_choice",
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
         "functions",
         "function_call",
-        "truncate_prompt_tokens",
-        "chat_template_kwargs",
         "ttl",
         "stream",
         "stream_options",
@@ -64,55 +41,42 @@ _UNSUPPORTED = frozenset(
 )
 """Parameters of OpenAI and vLLM that headrace knows and does not offer."""
 
-_DEFAULTS_OF_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "stream": (False,),
-    "stop": ([],),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logprobs": (False,),
-    "echo": (False,),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-}
+_DEFAULTS_OF_UNSUPPORTED: dict[str, tuple[Any, ...]] = {"best_of": (1,), "stream": (False,)}
 """Values that ask for nothing special, so that a body with every field spelled out still runs."""
 
 
-def _well_formed(text: Any) -> Any:
-    """Replace lone surrogates by U+FFFD: JSON can spell them, but no encoding can carry them."""
-    if not isinstance(text, str):
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
 
 
-def _joined_parts(content: Any) -> Any:
-    """OpenAI's list of text parts as one text; null, as beside tool calls, is no text."""
-    if content is None:
-        return ""
-    if not isinstance(content, list):
-        return content
-    texts = []
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError('content parts must be {"type": "text", "text": ...}; this model reads text only')
-        texts.append(part["text"])
-    return "".join(texts)
+def _none_if_empty(value: Any) -> Any:
+    return None if value == [] else value
 
 
-Text = Annotated[str, BeforeValidator(_well_formed)]
+def _text_keys(value: Any) -> Any:
+    """Token ids as JSON has them: the keys of an object are texts."""
+    if not isinstance(value, dict):
+        return value
+    return {str(key) if type(key) is int else key: bias for key, bias in value.items()}
+
+
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+FilledText = Annotated[Text, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1, lt=1 << 31)]
+Logprobs = Annotated[int, Field(ge=0, le=20)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 
-
-class Message(BaseModel):
-    """One turn of a conversation."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[Text, BeforeValidator(_joined_parts)]
-    name: Text | None = None
+_ALLOWED = {
+    "prompt": "it must be a text, or a list of token ids that is not empty",
+    "logprobs": "it must be true or false beside messages, and an integer from 0 to 20 beside prompt",
+    "tool_choice": 'it must be none, auto, required, or {"type": "function", "function": {"name": ...}}',
+    "truncate_prompt_tokens": "it must be an integer of at least 1, or -1 for the model's own limit",
+    "chat_template_kwargs": "it must be an object",
+}
+"""What may stand where pydantic would complain about each of several forms."""
 
 
 class GenerationRequest(BaseModel):
@@ -126,16 +90,60 @@ class GenerationRequest(BaseModel):
     model: Text | None = None
     """Which model answers; None takes any worker's."""
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    prompt: Text | Annotated[list[TokenId], Field(min_length=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    prompt: Text | TokenIds | None = None
+
+    max_tokens: Count | None = None
+    """None is the room that is left."""
+    max_completion_tokens: Count | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    """Independent answers to the same prompt."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] = 0
     """-1, vLLM's way to say so, and 0 keep all tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
+
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    logit_bias: Annotated[dict[TokenKey, Bias], BeforeValidator(_text_keys)] | None = None
+    bad_words: Annotated[list[FilledText], Field(max_length=1024)] | None = None
+    allowed_token_ids: TokenIds | None = None
+
+    stop: Annotated[list[FilledText], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)] | None = None
+    """Texts that end the answer."""
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+    logprobs: bool | Logprobs | None = None
+    """Beside messages true or false; beside a prompt how many of the likeliest tokens to report."""
+    top_logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+    echo: bool = False
+    """Put the prompt in front of the answer."""
+
+    response_format: JsonObject | None = None
+    guided_json: JsonObject | Text | None = None
+    guided_regex: Text | None = None
+    guided_grammar: Text | None = None
+    guided_choice: list[Text] | None = None
+    structured_outputs: JsonObject | None = None
+
+    tools: Annotated[list[Tool] | None, Field(max_length=128), BeforeValidator(_none_if_empty)] = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    """None is auto."""
+    parallel_tool_calls: bool = True
+
+    chat_template_kwargs: JsonObject | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    """Keep only so many tokens at the prompt's end; -1 is the model's own limit."""
+    allow_control_tokens: bool | None = None
+    """Whether the texts of control tokens mean the tokens; None allows it in a prompt and not in messages."""
+
     priority: Annotated[int, Field(ge=0, lt=PRIORITIES)] = 0
     """0, the soonest, to 9."""
     tenant: Annotated[Text, Field(max_length=128)] = ""
@@ -151,6 +159,45 @@ class GenerationRequest(BaseModel):
             raise ValueError("give either messages or prompt")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
+        if self.token_limit is not None and self.min_tokens > self.token_limit:
+            raise ValueError(f"min_tokens: {self.min_tokens} is above max_tokens, {self.token_limit}")
+        if self.truncate_prompt_tokens == 0:
+            raise ValueError(f"truncate_prompt_tokens: {_ALLOWED['truncate_prompt_tokens']}")
+        return self
+
+    @model_validator(mode="after")
+    def _logprobs_of_the_endpoint(self) -> GenerationRequest:
+        chat = self.messages is not None
+        if self.logprobs not in (None, False) and isinstance(self.logprobs, bool) is not chat:
+            raise ValueError(f"logprobs: {_ALLOWED['logprobs']}")
+        if self.top_logprobs is not None and self.logprobs is not True:
+            raise ValueError("top_logprobs: it needs logprobs to be true, beside messages")
+        if chat and self.echo:
+            raise ValueError("echo: it goes with a prompt, not with messages")
+        return self
+
+    @model_validator(mode="after")
+    def _chat_parts(self) -> GenerationRequest:
+        for name in ("tools", "tool_choice", "chat_template_kwargs"):
+            if self.messages is None and getattr(self, name) is not None:
+                raise ValueError(f"{name}: it goes with messages, not with a prompt")
+        choice = self.tool_choice
+        if self.tools is None:
+            if choice not in (None, "none", "auto"):
+                raise ValueError("tool_choice: it needs tools")
+            return self
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise ValueError("tools: two functions have the same name")
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            raise ValueError(f"tool_choice: there is no tool {choice.function.name!r}; there are {', '.join(names)}")
+        if choice != "none" and self.structured_output is not None:
+            raise ValueError(f"{self.structured_output.param}: it cannot stand beside tools that may be called")
+        return self
+
+    @model_validator(mode="after")
+    def _one_form(self) -> GenerationRequest:
+        structured_output(self._fields())
         return self
 
     @classmethod
@@ -177,6 +224,9 @@ class GenerationRequest(BaseModel):
         except ValidationError as error:
             raise _invalid_request(error) from error
 
+    def _fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in type(self).model_fields}
+
     @property
     def endpoint(self) -> str:
         """OpenAI's path for this kind of request."""
@@ -186,6 +236,30 @@ class GenerationRequest(BaseModel):
     def token_limit(self) -> int | None:
         """Most tokens to generate, under either of OpenAI's names."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def reported_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to report for each token of the answer; None reports nothing."""
+        if isinstance(self.logprobs, bool):
+            return (self.top_logprobs or 0) if self.logprobs else None
+        return self.logprobs
+
+    @property
+    def reported_prompt_logprobs(self) -> int | None:
+        """The same for the prompt, which ``echo`` makes part of the answer."""
+        if self.prompt_logprobs is None and self.echo:
+            return self.reported_logprobs
+        return self.prompt_logprobs
+
+    @property
+    def structured_output(self) -> StructuredOutput | None:
+        """The form that the answer has to have."""
+        return structured_output(self._fields())
+
+    @property
+    def may_call_tools(self) -> bool:
+        """Whether the answer may consist of tool calls."""
+        return self.tools is not None and self.tool_choice != "none"
 
     def with_seed(self) -> GenerationRequest:
         """The same request with a seed: the user's, or one drawn now and kept for every delivery."""
@@ -209,68 +283,12 @@ def json_kind(value: Any) -> str:
 def _invalid_request(error: ValidationError) -> InvalidRequest:
     """pydantic's first complaint as one sentence with the parameter's path."""
     complaint = error.errors(include_url=False, include_input=False)[0]
-    path = [str(part) for part in complaint["loc"]]
+    path = [str(part) for part in complaint["loc"] if part != "[key]"]
     message = complaint["msg"].removeprefix("Value error, ")
-    if path[:1] == ["prompt"]:  # pydantic complains about each of its two forms
-        path, message = ["prompt"], "it must be a text, or a list of token ids that is not empty"
+    if path and path[0] in _ALLOWED:
+        path, message = path[:1], _ALLOWED[path[0]]
     where = ".".join(path)
-    return InvalidRequest(f"{where}: {message}" if where else message, param=path[0] if path else None)
-
-
-class JobState(StrEnum):
-    """Where a job is. The last four are final."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    EXPIRED = "expired"
-
-    @property
-    def ended(self) -> bool:
-        """Whether the job is over for good."""
-        return self not in (JobState.QUEUED, JobState.RUNNING)
-
-
-class ErrorInfo(BaseModel):
-    """Why a job has no answer."""
-
-    code: str
-    message: str
-    param: str | None = None
-    status_code: int = 500
-    """HTTP's verdict: 4xx where the request is at fault, 5xx where headrace is."""
-
-
-class JobResult(BaseModel):
-    """How a job ended."""
-
-    job_id: str
-    state: JobState
-    attempt: int = 0
-    model: str | None = None
-    text: str = ""
-    finish_reason: Literal["stop", "length"] | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    """Prompt tokens that the worker's prefix cache held."""
-    queue_seconds: float = 0.0
-    """From submission until the engine first computed a token of it."""
-    ttft_seconds: float = 0.0
-    """From submission until the first token."""
-    total_seconds: float = 0.0
-    """From submission until the end."""
-    error: ErrorInfo | None = None
-
-
-class JobStatus(BaseModel):
-    """Where a job is now."""
-
-    job_id: str
-    state: JobState
-    attempt: int
-    completion_tokens: int
-    worker: str | None = None
-    result: JobResult | None = None
+    param = path[0] if path else None
+    if not path and message.partition(":")[0] in GenerationRequest.model_fields:
+        param = message.partition(":")[0]
+    return InvalidRequest(f"{where}: {message}" if where else message, param=param)

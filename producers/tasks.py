@@ -34,7 +34,7 @@ def generate(request: Any = None, **parameters: Any) -> dict[str, Any]:  # noqa:
         parameters: sampling parameters by OpenAI's names.
 
     Returns:
-        The fields of :class:`headrace.producers.JobResult`.
+        The fields of :class:`headrace.producers.JobResult`, with the first answer's ``text`` and ``finish_reason``.
 
     Raises:
         JobFailed: where the job ended without an answer, with the reason.

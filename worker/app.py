@@ -12,7 +12,7 @@ from kombu import Queue
 
 from ..producers.errors import JobFailed
 from ..producers.hints import GENERATE_TASK, HINT_TASK, celery_queue, celery_settings
-from ..producers.schema import JobResult, JobState
+from ..producers.results import JobResult, JobState
 from .service import WorkerService
 
 
@@ -56,7 +56,8 @@ class HeadraceApp(Celery):  # type: ignore[misc]
         """
         result = self.finished.pop(task_id)
         if result.state is JobState.SUCCEEDED:
-            return result.model_dump(mode="json")
+            # With the first answer's text beside the answers, for the next step of a chain.
+            return {**result.model_dump(mode="json"), "text": result.text, "finish_reason": result.finish_reason}
         reason = result.error.message if result.error else result.state.value
         raise JobFailed(f"job {result.job_id} {result.state.value}: {reason}")
 

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..engine import Engine, EngineStats, RequestError, RequestOptions, RequestOutput, SamplingParams
+from ..engine import Engine, EngineStats, RequestError, RequestOutput
 from ..engine.scheduler import Scheduler
+from .engine_request import EngineRequest
 
 logger = logging.getLogger(__name__)
 
@@ -17,9 +18,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class _Add:
     request_id: str
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    options: RequestOptions
+    request: EngineRequest
 
 
 @dataclass(frozen=True)
@@ -66,11 +65,9 @@ class EngineThread:
         """Begin to step."""
         self._thread.start()
 
-    def add(
-        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, options: RequestOptions
-    ) -> None:
+    def add(self, request_id: str, request: EngineRequest) -> None:
         """Hand a request to the engine."""
-        self._inbox.put(_Add(request_id, prompt_token_ids, params, options))
+        self._inbox.put(_Add(request_id, request))
 
     def abort(self, request_id: str) -> None:
         """Have the engine drop a request, in whatever state it is."""
@@ -100,7 +97,8 @@ class EngineThread:
                 self._engine.abort(message.request_id)
                 continue
             try:
-                self._engine.add(message.request_id, message.prompt_token_ids, message.params, message.options)
+                request = message.request
+                self._engine.add(message.request_id, request.prompt_token_ids, request.params, request.options)
             except RequestError as error:
                 self._on_refused(message.request_id, error)
         return True

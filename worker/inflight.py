@@ -6,18 +6,27 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from ..engine.tool_calls import ToolFormat
 from ..producers.ledger import Claim
+from ..producers.results import Choice, TokenLogprob
 
 
 @dataclass(eq=False)
 class OwnedJob:
-    """A claimed job and what has been published of it."""
+    """A claimed job, and what it has answered so far."""
 
     claim: Claim
     claimed_at: float = field(default_factory=time.monotonic)
-    text: str = ""
-    seq: int = 0
+    echo: str = ""
+    """What each answer's text begins with."""
+    tool_format: ToolFormat | None = None
+    """How the answers spell tool calls."""
+    choices: dict[int, Choice] = field(default_factory=dict)
+    """The answers by index."""
     completion_tokens: int = 0
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    seq: int = 0
+    """Deltas written."""
     queue_seconds: float = 0.0
     ttft_seconds: float | None = None
 

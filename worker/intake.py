@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 
 from redis.exceptions import RedisError
 
-from ..engine import RequestError, RequestOptions, SamplingParams
-from ..engine.prompt_encoder import PromptEncoder
+from ..engine import RequestError
 from ..producers.errors import InvalidRequest
-from ..producers.ledger import Claim, Ledger, Submission
-from ..producers.schema import ErrorInfo, GenerationRequest
+from ..producers.ledger import Ledger, Submission
+from ..producers.results import ErrorInfo
+from ..producers.schema import GenerationRequest
+from .engine_request import EngineRequest, RequestTranslator
 from .inflight import InflightJobs, OwnedJob
 from .settings import WorkerSettings
 
@@ -31,8 +32,8 @@ class Intake:
     Args:
         queues: names of the ledger queues to serve.
         max_inflight: most jobs owned at once; several times the engine's batch, so that it has a choice.
-        encoder: turns prompts into tokens, here and not in the step loop.
-        on_request: called with each job's request id, tokens, sampling parameters and options.
+        translator: encodes prompts and compiles grammars, here and not in the step loop.
+        on_request: called with each job's request id and what the engine takes.
         on_refused: called with the request id of each job that the model cannot take.
     """
 
@@ -44,8 +45,8 @@ class Intake:
         *,
         queues: Sequence[str],
         max_inflight: int,
-        encoder: PromptEncoder,
-        on_request: Callable[[str, list[int], SamplingParams, RequestOptions], None],
+        translator: RequestTranslator,
+        on_request: Callable[[str, EngineRequest], None],
         on_refused: Callable[[str, ErrorInfo], None],
     ) -> None:
         self._ledger = ledger
@@ -53,7 +54,7 @@ class Intake:
         self._settings = settings
         self._queues = queues
         self._max_inflight = max_inflight
-        self._encoder = encoder
+        self._translator = translator
         self._on_request = on_request
         self._on_refused = on_refused
         self._submissions: list[Submission] = []
@@ -110,64 +111,30 @@ class Intake:
         settings = self._settings
         claims = self._ledger.claim(settings.worker_id, self._queues, wanted, settings.lease_ms)
         # All are owned before the first is encoded: the lease thread must know them.
-        for claim in claims:
-            self._inflight.add(OwnedJob(claim))
-        for claim in claims:
-            self._encode(claim)
+        jobs = [OwnedJob(claim) for claim in claims]
+        for job in jobs:
+            self._inflight.add(job)
+        for job in jobs:
+            self._encode(job)
         return len(claims) == wanted
 
-    def _encode(self, claim: Claim) -> None:
+    def _encode(self, job: OwnedJob) -> None:
+        request_id = job.claim.request_id
         try:
-            request = GenerationRequest.model_validate_json(claim.request)
-            token_ids = encode_prompt(request, self._encoder)
-            params, options = sampling_params(request), request_options(request)
+            request = GenerationRequest.model_validate_json(job.claim.request)
+            translated = self._translator.translate(request)
         except (RequestError, InvalidRequest) as error:
-            self._on_refused(claim.request_id, bad_request(error))
+            self._on_refused(request_id, bad_request(error))
         except Exception as error:
             # Whatever a prompt may do to a template or a tokenizer, it must not stop the intake.
-            logger.exception("job %s cannot be encoded", claim.job_id)
+            logger.exception("job %s cannot be encoded", job.claim.job_id)
             message = f"the request cannot be encoded: {type(error).__name__}: {error}"
-            self._on_refused(claim.request_id, ErrorInfo(code="encoding_failed", message=message))
+            self._on_refused(request_id, ErrorInfo(code="encoding_failed", message=message))
         else:
-            self._on_request(claim.request_id, token_ids, params, options)
+            job.echo, job.tool_format = translated.echo, translated.tool_format
+            self._on_request(request_id, translated)
 
 
 def bad_request(error: RequestError | InvalidRequest) -> ErrorInfo:
     """A refusal in the form that results carry."""
     return ErrorInfo(code=error.code, message=error.message, param=error.param, status_code=400)
-
-
-def encode_prompt(request: GenerationRequest, encoder: PromptEncoder) -> list[int]:
-    """A request's prompt tokens.
-
-    Raises:
-        RequestError: where the model cannot take the prompt.
-    """
-    if request.messages is not None:
-        return encoder.encode_chat([message.model_dump(exclude_none=True) for message in request.messages])
-    if isinstance(request.prompt, str):
-        return encoder.encode_text(request.prompt)
-    return encoder.encode_ids(request.prompt or [])
-
-
-def sampling_params(request: GenerationRequest) -> SamplingParams:
-    """A request's sampling parameters in the engine's terms."""
-    return SamplingParams(
-        max_tokens=request.token_limit,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=max(request.top_k, 0),
-        min_p=request.min_p,
-        seed=(request.seed or 0) % (1 << 64),
-        ignore_eos=request.ignore_eos,
-    )
-
-
-def request_options(request: GenerationRequest) -> RequestOptions:
-    """How a request is treated among others, in the engine's terms."""
-    return RequestOptions(
-        priority=request.priority,
-        tenant=request.tenant,
-        prefix_cache=request.prefix_cache,
-        cache_salt=request.cache_salt,
-    )

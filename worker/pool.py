@@ -22,7 +22,7 @@ from kombu.serialization import loads
 from ..producers.errors import InvalidRequest
 from ..producers.hints import GENERATE_TASK, UNACKED_INDEX
 from ..producers.records import request_from, submission
-from ..producers.schema import ErrorInfo, JobResult, JobState
+from ..producers.results import ErrorInfo, JobResult, JobState
 from .service import WorkerService
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ from ..engine import FinishReason, RequestOutput
 from ..producers.connection import reason_of
 from ..producers.events import TERMINAL_KINDS, delta_document
 from ..producers.ledger import Ledger
-from ..producers.schema import ErrorInfo, JobResult, JobState
+from ..producers.results import ErrorInfo, JobResult, JobState, TokenLogprob
+from .answers import take_output, token_logprobs
 from .inflight import InflightJobs, OwnedJob
 
 logger = logging.getLogger(__name__)
@@ -28,11 +29,20 @@ _RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0)
 
 
 @dataclass
-class _Pending:
-    """What is still to be written of one job."""
+class _Piece:
+    """What is still to be written of one answer."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+
+
+@dataclass
+class _Pending:
+    """What is still to be written of one job."""
+
+    pieces: dict[int, _Piece] = field(default_factory=dict)
+    """By the answer's index."""
     result: JobResult | None = None
 
 
@@ -113,17 +123,18 @@ class Publisher:
 
     def _gather(self, job: OwnedJob, output: RequestOutput) -> None:
         pending = self._pending.setdefault(output.request_id, _Pending())
-        pending.text += output.text
-        pending.token_ids += output.token_ids
-        job.text += output.text
-        job.completion_tokens = output.completion_tokens
-        if job.ttft_seconds is None:
-            job.ttft_seconds = job.age_seconds
-            job.queue_seconds = job.ttft_seconds - (output.ttft_seconds - output.queue_seconds)
+        text = output.text if output.index in job.choices else job.echo + output.text
+        logprobs = token_logprobs(output.logprobs)
+        piece = pending.pieces.setdefault(output.index, _Piece())
+        piece.text += text
+        piece.token_ids += output.token_ids
+        if logprobs is not None:
+            piece.logprobs = (piece.logprobs or []) + logprobs
+        take_output(job, output, text, logprobs)
         if output.finish_reason is FinishReason.ERROR:
             error = ErrorInfo(code="engine_error", message=output.error or "the engine failed")
             pending.result = self._result(job, JobState.FAILED, error=error, output=output)
-        elif output.finish_reason is not None:
+        elif output.finished:
             pending.result = self._result(job, JobState.SUCCEEDED, output=output)
 
     def _result(
@@ -134,23 +145,20 @@ class Publisher:
         error: ErrorInfo | None = None,
         output: RequestOutput | None = None,
     ) -> JobResult:
-        reason = output.finish_reason.value if output and output.finish_reason and error is None else None
-        return JobResult.model_validate(
-            {
-                "job_id": job.claim.job_id,
-                "state": state,
-                "attempt": job.claim.attempt,
-                "model": self._model,
-                "text": job.text,
-                "finish_reason": reason,
-                "prompt_tokens": output.prompt_tokens if output else 0,
-                "completion_tokens": job.completion_tokens,
-                "cached_tokens": output.cached_tokens if output else 0,
-                "queue_seconds": job.queue_seconds,
-                "ttft_seconds": job.ttft_seconds or 0.0,
-                "total_seconds": job.age_seconds,
-                "error": error,
-            }
+        return JobResult(
+            job_id=job.claim.job_id,
+            state=state,
+            attempt=job.claim.attempt,
+            model=self._model,
+            choices=[job.choices[index] for index in sorted(job.choices)],
+            prompt_tokens=output.prompt_tokens if output else 0,
+            completion_tokens=job.completion_tokens,
+            cached_tokens=output.cached_tokens if output else 0,
+            prompt_logprobs=job.prompt_logprobs,
+            queue_seconds=job.queue_seconds,
+            ttft_seconds=job.ttft_seconds or 0.0,
+            total_seconds=job.age_seconds,
+            error=error,
         )
 
     def _run(self) -> None:
@@ -173,10 +181,9 @@ class Publisher:
                 job = self._inflight.get(request_id)
                 if job is None:
                     continue
-                if parts.text or parts.token_ids:
-                    job.seq += 1
-                    document = delta_document(job.claim.attempt, job.seq, parts.text, parts.token_ids)
-                    writes.append(_Write(job, document, seq=job.seq))
+                for index, piece in parts.pieces.items():
+                    if piece.text or piece.token_ids:
+                        writes.append(_delta(job, index, piece))
                 if parts.result is not None:
                     writes.append(_Write(job, parts.result.model_dump_json(), result=parts.result))
             return writes
@@ -223,3 +230,10 @@ class Publisher:
             if self._inflight.remove(claim.request_id):
                 logger.info("job %s attempt %d is not ours any more", claim.job_id, claim.attempt)
                 self._on_lost(claim.request_id)
+
+
+def _delta(job: OwnedJob, index: int, piece: _Piece) -> _Write:
+    """The write of an answer's next piece."""
+    job.seq += 1
+    document = delta_document(job.claim.attempt, job.seq, piece.text, piece.token_ids, index, piece.logprobs)
+    return _Write(job, document, seq=job.seq)

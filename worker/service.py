@@ -21,7 +21,8 @@ from ..engine import Engine, RequestError, RequestOutput
 from ..producers.connection import connect
 from ..producers.keys import DEFAULT_QUEUE, Keys
 from ..producers.ledger import Claim, Ledger, Submission
-from ..producers.schema import JobResult
+from ..producers.results import JobResult
+from .engine_request import RequestTranslator
 from .engine_thread import EngineThread
 from .inflight import InflightJobs
 from .intake import Intake, bad_request
@@ -81,7 +82,7 @@ class WorkerService:
             settings,
             queues=self.queues,
             max_inflight=self.max_inflight,
-            encoder=engine.encoder,
+            translator=RequestTranslator(engine),
             on_request=self._engine.add,
             on_refused=self._publisher.fail,
         )
@@ -179,6 +180,7 @@ class WorkerService:
             "running": len(self.inflight),
             "generation_tokens": stats.generation_tokens,
             "prompt_tokens": stats.prompt_tokens,
+            "forced_tokens": stats.forced_tokens,
             "peak_running": stats.peak_running,
             **self._scheduling(),
             "events_published": self._publisher.events_published,

@@ -8,7 +8,7 @@ from typing import Any
 from headrace.producers.events import TERMINAL_KINDS, delta_document
 from headrace.producers.keys import DEFAULT_QUEUE
 from headrace.producers.ledger import Claim, Ledger, Submission
-from headrace.producers.schema import JobResult, JobState
+from headrace.producers.results import Choice, JobResult, JobState
 
 LONG_MS = 600_000
 """A lease that does not run out in a test."""
@@ -33,9 +33,8 @@ def append(ledger: Ledger, claim: Claim, seq: int, text: str) -> int:
 
 def finish(ledger: Ledger, claim: Claim, state: JobState = JobState.SUCCEEDED, text: str = "") -> int:
     """Write a result; returns the script's reply."""
-    result = JobResult(
-        job_id=claim.job_id, state=state, attempt=claim.attempt, model="m", text=text, finish_reason="stop"
-    )
+    choices = [Choice(text=text, finish_reason="stop")]
+    result = JobResult(job_id=claim.job_id, state=state, attempt=claim.attempt, model="m", choices=choices)
     return int(_in_pipeline(ledger, "finish", claim, state.value, TERMINAL_KINDS[state], result.model_dump_json()))
 
 

@@ -10,6 +10,7 @@ import pytest
 from headrace.producers import ErrorInfo, GenerationRequest, JobResult, JobState
 from headrace.producers.batch_input import Row, parse_row
 from headrace.producers.batch_output import output_line
+from headrace.producers.results import Choice
 
 CHAT = Row(1, "r1", "batch_req_1", GenerationRequest.parse({"messages": [{"role": "user", "content": "hi"}]}))
 RAW = Row(2, "r2", "batch_req_2", GenerationRequest.parse({"prompt": "hi"}))
@@ -20,8 +21,7 @@ def result(state: JobState = JobState.SUCCEEDED, **fields: Any) -> JobResult:
     """A job's result."""
     defaults: dict[str, Any] = {"model": "m", "prompt_tokens": 3, "completion_tokens": 2}
     if state is JobState.SUCCEEDED:
-        defaults |= {"text": "answer \ud83c\udf78".encode("utf-16", "surrogatepass").decode("utf-16")}
-        defaults |= {"finish_reason": "stop"}
+        defaults["choices"] = [Choice(text="answer \N{COCKTAIL GLASS}", finish_reason="stop")]
     return JobResult(job_id="j1", state=state, **(defaults | fields))
 
 
@@ -73,7 +73,7 @@ def test_a15_an_answer(row: Row, reason: str) -> None:
 
 
 def test_an_empty_answer_is_an_answer() -> None:
-    body = written(CHAT, result(text=""))["response"]["body"]
+    body = written(CHAT, result(choices=[Choice(finish_reason="stop")]))["response"]["body"]
     check_completion(body, chat=True)
     assert body["choices"][0]["message"]["content"] == ""
 

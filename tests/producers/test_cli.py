@@ -132,7 +132,7 @@ def test_a_job_from_submit_to_its_text(tmp_path: Path, url: str, ledger: Ledger)
     shown = headrace("stream", job_id, "--redis", url, cwd=tmp_path, code=0)
     assert (shown.stdout, shown.stderr) == ("The Rhine \U0001f525\n", "")
     known = json.loads(headrace("status", job_id, "--json", "--redis", url, cwd=tmp_path, code=0).stdout)
-    assert known["result"]["text"] == "The Rhine \U0001f525"
+    assert known["result"]["choices"][0]["text"] == "The Rhine \U0001f525"
     assert headrace("cancel", job_id, "--redis", url, cwd=tmp_path, code=0).stdout == "succeeded\n"
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from headrace.producers.connection import connect
 from headrace.producers.keys import Keys
 from headrace.producers.ledger import MAX_DELIVERIES, Claim, Ledger
-from headrace.producers.schema import JobState
+from headrace.producers.results import JobState
 from headrace.worker.embedded import EmbeddedServer
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
