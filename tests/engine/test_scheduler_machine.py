@@ -50,6 +50,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             tenants={"b": Tenant(max_running=1)},
         )
         self.requests: list[Request] = []
+        self.pending: dict[str, list[Request]] = {}
+        self.never_queued: list[Request] = []
         self.plan: StepPlan | None = None
         self.memory: list[list[tuple[int, ...]]] = [[()] * BLOCK_SIZE for _ in range(BLOCKS)]
         self.swapped: list[list[tuple[int, ...]]] = [[()] * BLOCK_SIZE for _ in range(SWAP_BLOCKS)]
@@ -61,20 +63,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(0, 9),
         tenant=st.sampled_from("ab"),
         shares=st.booleans(),
+        answers=st.sampled_from([1, 1, 2, 3, 4]),
     )
-    def add(self, prompt: list[int], max_tokens: int, priority: int, tenant: str, shares: bool) -> None:
-        added = request(
-            str(len(self.requests)),
-            0,
-            max_tokens,
-            prompt_token_ids=prompt,
-            priority=priority,
-            tenant=tenant,
-            prefix_cache=shares,
-            arrival=float(len(self.requests)),
-        )
-        self.requests.append(added)
-        self.scheduler.add(added)
+    def add(self, prompt: list[int], max_tokens: int, priority: int, tenant: str, shares: bool, answers: int) -> None:
+        number = len(self.requests)
+        made = [
+            request(
+                f"{number}.{index}",
+                0,
+                max_tokens,
+                prompt_token_ids=prompt,
+                priority=priority,
+                tenant=tenant,
+                prefix_cache=shares,
+                arrival=float(number),
+                sample_index=index,
+            )
+            for index in range(answers)
+        ]
+        first = made[0]
+        self.pending[first.request_id] = made[1:]
+        first.num_pending_siblings = answers - 1
+        self.requests += made
+        self.scheduler.add(first)
 
     @precondition(lambda self: self.plan is None)
     @rule()
@@ -85,6 +96,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len({chunk.request.request_id for chunk in plan.chunks}) == len(plan.chunks)
         for source, target in plan.swap_out:
             self.swapped[target] = list(self.memory[source])
+        before = [list(block) for block in self.memory]
+        for source, target in plan.copy:
+            self.memory[target] = list(before[source])
+            self.seen["copied on write"] += 1
         for chunk in plan.chunks:
             self.write(chunk.request, chunk.start, chunk.length)
             assert chunk.samples == (chunk.start + chunk.length == chunk.request.num_tokens)
@@ -111,16 +126,32 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert found == tuple(history[: position + 1]), "a request reads what is not its own"
 
     @precondition(lambda self: self.plan is not None)
-    @rule(tokens=st.lists(st.sampled_from([1, 2, 2, EOS]), min_size=3, max_size=3))
-    def commit(self, tokens: list[int]) -> None:
+    @rule(tokens=st.lists(st.sampled_from([1, 2, 2, EOS]), min_size=3, max_size=3), forced=st.integers(0, 3))
+    def commit(self, tokens: list[int], forced: int) -> None:
         assert self.plan is not None
         plan, self.plan = self.plan, None
         self.scheduler.commit(plan)
         for chunk, token in zip(plan.chunks, tokens, strict=False):
             if chunk.samples and chunk.request.status is RequestStatus.RUNNING:
-                chunk.request.append_token(token)
-                if chunk.request.finish_reason:
-                    self.scheduler.finish(chunk.request)
+                for answer in [chunk.request, *self.fork(chunk.request)]:
+                    # Some tokens follow at once, as where a grammar leaves no choice.
+                    self.take(answer, [token] + [2] * (forced if answer.sample_index % 2 == 0 else 0))
+
+    def fork(self, first: Request) -> list[Request]:
+        """Let the other answers begin; those that run now draw from the same logits."""
+        pending, first.num_pending_siblings = self.pending.pop(first.request_id, []), 0
+        begun = [sibling for sibling in pending if self.scheduler.fork(first, sibling)]
+        self.seen["forked"] += len(begun)
+        self.seen["waited to fork"] += len(pending) - len(begun)
+        check_scheduler(self.scheduler)
+        return begun
+
+    def take(self, answer: Request, tokens: list[int]) -> None:
+        for token in tokens:
+            if answer.finish_reason is None:
+                answer.append_token(token)
+        if answer.finish_reason:
+            self.scheduler.finish(answer)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -138,6 +169,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.seen[f"aborted while {where}"] += 1
         if chosen.swap_table and self.plan is not None and self.plan.swap_out:
             self.seen["aborted while its copy runs"] += 1
+        unborn = [sibling for siblings in self.pending.values() for sibling in siblings]
+        if chosen in self.never_queued or chosen in unborn:
+            return
+        for sibling in self.pending.pop(chosen.request_id, []):
+            sibling.finish_reason = FinishReason.ABORT
+            self.never_queued.append(sibling)
         chosen.finish_reason = chosen.finish_reason or FinishReason.ABORT
         self.scheduler.finish(chosen)
 
@@ -148,7 +185,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for _ in range(1000):
             if self.plan is not None:
-                self.commit([2, 2, 2])
+                self.commit([2, 2, 2], 0)
             if not self.scheduler.has_work:
                 break
             self.schedule()
@@ -169,7 +206,15 @@ def test_random_operations_keep_the_invariants(policy: str) -> None:
     machine = type("Machine", (SchedulerMachine,), {"seen": Counter(), "policy": policy})
     run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=60))
     seen: Counter[str] = machine.seen  # type: ignore[attr-defined]
-    rare = ["prefix hit", "collisions", "aborted while a plan is out", PreemptionMethod.RECOMPUTE.value]
+    rare = [
+        "prefix hit",
+        "collisions",
+        "aborted while a plan is out",
+        "forked",
+        "waited to fork",
+        "copied on write",
+        PreemptionMethod.RECOMPUTE.value,
+    ]
     if policy != "fcfs":
         rare += ["swapped in", PreemptionMethod.SWAP.value]
     for event in rare:
