@@ -3,10 +3,15 @@
 transformers lets a model's attention be exchanged by name (``AttentionInterface``). The model sees one flat
 sequence ``[1, tokens]`` without a mask; our attention function receives the step's :class:`AttentionBatch` and
 the cache through the keyword arguments that every decoder layer passes on.
+
+What a model asks of its attention shows only when it runs, so a load ends with one token through all layers.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,14 +19,54 @@ from safetensors import SafetensorError
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from ..kernels import AttentionBatch, paged_attention, store_kv
+from ..kernels import AttentionBatch, AttentionLayout, BulkIndex, paged_attention, store_kv
 from .batch import ForwardBatch
 from .errors import ModelError, first_line
 from .kv_cache import KVCache, KVGeometry
 
+logger = logging.getLogger(__name__)
+
 ATTENTION_NAME = "headrace_paged"
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
 """Rotary embeddings whose angles depend on a token's position alone."""
+
+# What some models hand to their attention function and ours would have to heed; the rest are hints.
+_SINKS = {"s_aux", "sinks"}
+_UNSUPPORTED = {"position_bias": "a position bias", "indices": "sparse keys", "block_indices": "sparse blocks"}
+
+
+@dataclass
+class LayerRecord:
+    """What a model's layers asked of their attention, noted while one token ran through them."""
+
+    windows: dict[int, int | None] = field(default_factory=dict)
+    """The sliding window of each layer, by its index; None sees everything."""
+    soft_cap: float | None = None
+
+    def add(
+        self,
+        layer: int,
+        cache: KVCache,
+        keys_and_values: tuple[torch.Tensor, torch.Tensor],
+        window: int | None,
+        soft_cap: float | None,
+    ) -> None:
+        """Note one layer's call; keys and values are ``[1, kv_heads, tokens, head_dim]``.
+
+        Raises:
+            ModelError: where a layer comes twice, or its keys or values are not of the cache's shape.
+        """
+        if layer in self.windows:
+            raise ModelError(f"layer {layer} of this model attends twice; headrace keeps one key and value a layer")
+        kept = tuple(cache.data.shape[-2:])
+        for tensor in keys_and_values:
+            if (tensor.shape[1], tensor.shape[3]) != kept:
+                raise ModelError(
+                    f"layer {layer} of this model has {tensor.shape[1]} key-value heads of {tensor.shape[3]}, where "
+                    f"its configuration says {kept[0]} of {kept[1]}; all layers, keys and values must be alike"
+                )
+        self.windows[layer] = window
+        self.soft_cap = soft_cap
 
 
 def _paged_attention_forward(
@@ -29,24 +74,31 @@ def _paged_attention_forward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    _mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | None = None,
     *,
-    attention_batch: AttentionBatch,
-    kv_cache: KVCache,
+    attention_batch: AttentionBatch | None = None,
+    kv_cache: KVCache | None = None,
+    layer_record: LayerRecord | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **_others: Any,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Store this layer's keys and values, then attend; ``query`` is ``[1, heads, tokens, head_dim]``.
 
     Returns:
         ``[1, tokens, heads, head_dim]``, and no attention weights.
+
+    Raises:
+        ModelError: where the layer asks for what is not done here; only while a model is loaded.
     """
-    if s_aux is not None:
-        raise ModelError("this model's attention sinks are not supported")
-    key_cache, value_cache = kv_cache.layer(int(module.layer_idx))  # type: ignore[arg-type]
+    if attention_batch is None or kv_cache is None:
+        raise ModelError("this model does not hand on to its attention what it is called with")
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    if layer_record is not None:
+        _check_request(module, attention_mask, others)
+        layer_record.add(layer, kv_cache, (key, value), sliding_window, softcap)
+    key_cache, value_cache = kv_cache.layer(layer)
     store_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), key_cache, value_cache, attention_batch.slot_mapping)
     output = paged_attention(
         query[0].transpose(0, 1),
@@ -58,6 +110,23 @@ def _paged_attention_forward(
         soft_cap=softcap,
     )
     return output[None], None
+
+
+def _check_request(module: torch.nn.Module, attention_mask: torch.Tensor | None, others: dict[str, Any]) -> None:
+    """Refuse what a layer asks of its attention and ours does not do.
+
+    Raises:
+        ModelError: naming it.
+    """
+    if getattr(module, "is_causal", True) is False:
+        raise ModelError("this model is not causal: its tokens see what comes after them")
+    if attention_mask is not None:
+        raise ModelError("this model's layers mask keys by a rule of their own, which is not supported")
+    asked = {name for name, value in others.items() if value is not None}
+    if asked & _SINKS:
+        raise ModelError("this model's attention sinks are not supported; headrace computes plain softmax attention")
+    for name in sorted(asked & _UNSUPPORTED.keys()):
+        raise ModelError(f"this model's attention needs {_UNSUPPORTED[name]}, which is not supported")
 
 
 AttentionInterface.register(ATTENTION_NAME, _paged_attention_forward)
@@ -73,6 +142,9 @@ class TransformersModel:
 
     Raises:
         ModelError: where the model cannot be read, or its attention cannot be exchanged.
+
+    Attributes:
+        description: which path the model takes, in one line.
     """
 
     def __init__(self, path: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -85,6 +157,8 @@ class TransformersModel:
                 path, config=config, dtype=dtype, attn_implementation=ATTENTION_NAME, output_loading_info=True
             )
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            if error.args == (ATTENTION_NAME,):  # looked up in a model's own table of attentions
+                raise ModelError(_not_exchangeable(f"a model of the type {config.model_type}")) from error
             raise ModelError(f"cannot load the model {path}: {first_line(error)}") from error
         if report["missing_keys"]:
             missing = ", ".join(sorted(report["missing_keys"])[:3])
@@ -95,11 +169,66 @@ class TransformersModel:
         self.geometry = geometry
         self.dtype, self.device = dtype, device
         self._model = model.to(device).eval()
+        self.description = self._describe(self._try_one_token(path))
+        logger.info("%s", self.description)
 
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding: token ids from here on do not exist."""
         return int(self._model.get_input_embeddings().num_embeddings)
+
+    @torch.inference_mode()
+    def _try_one_token(self, path: str) -> LayerRecord:
+        """Run one token through all layers, and note what each asked of its attention.
+
+        Raises:
+            ModelError: where a layer needs what our attention does not do, or a layer's keys are not kept.
+        """
+        cache = KVCache(
+            self.geometry,
+            memory=self.geometry.block_bytes(1, self.dtype),
+            block_size=1,
+            max_model_len=1,
+            max_num_seqs=1,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        bulk = BulkIndex()
+        layout = AttentionLayout.build(
+            bulk, slots=[0], block_tables=[[0]], query_lens=[1], context_lens=[1], block_size=1
+        )
+        zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        attention = layout.on_device(bulk.to(self.device))
+        record = LayerRecord()
+        try:
+            self._run(ForwardBatch(zero, zero, attention, zero[0], ()), cache, record)
+        except (TypeError, ValueError, AttributeError, LookupError, RuntimeError, NotImplementedError) as error:
+            name = type(self._model).__name__
+            raise ModelError(f"cannot run the model {path}, a {name}: {first_line(error)}") from error
+        if sorted(record.windows) != list(range(self.geometry.num_layers)):
+            raise ModelError(
+                f"{len(record.windows)} of the {self.geometry.num_layers} layers of {path} use the attention that they "
+                "are given; headrace runs models of which all do"
+            )
+        _check_windows(self._model, record)
+        return record
+
+    def _describe(self, record: LayerRecord) -> str:
+        """One line: ``llama: transformers' modules with paged attention, 30 layers, 3 KV heads of 64, …``."""
+        sliding = sorted(window for window in record.windows.values() if window is not None)
+        layers = f"{len(record.windows)} layers"
+        if sliding:
+            layers += f" ({len(sliding)} sliding by {' or '.join(map(str, dict.fromkeys(sliding)))})"
+        geometry = self.geometry
+        heads = f"{geometry.num_kv_heads} KV head{'s' * (geometry.num_kv_heads > 1)} of {geometry.head_dim}"
+        cap = [] if record.soft_cap is None else [f"attention capped at {record.soft_cap:g}"]
+        head = self._model.get_output_embeddings()
+        tied = head is not None and head.weight is self._model.get_input_embeddings().weight
+        kind = f"{self.config.get_text_config().model_type}: transformers' modules with paged attention"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return ", ".join(
+            [kind, layers, heads, *cap, f"{dtype} on {self.device}", f"{'tied' if tied else 'untied'} head"]
+        )
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
@@ -108,6 +237,9 @@ class TransformersModel:
         Returns:
             float32 logits ``[rows, vocabulary]``, only for the batch's ``logits_rows``.
         """
+        return self._run(batch, kv_cache)
+
+    def _run(self, batch: ForwardBatch, kv_cache: KVCache, record: LayerRecord | None = None) -> torch.Tensor:
         output = self._model(
             input_ids=batch.input_ids,
             position_ids=batch.positions,
@@ -115,6 +247,7 @@ class TransformersModel:
             logits_to_keep=batch.logits_rows,
             attention_batch=batch.attention,
             kv_cache=kv_cache,
+            layer_record=record,
         )
         logits: torch.Tensor = output.logits[0].float()
         return logits
@@ -141,19 +274,41 @@ def _check_layers(config: Any) -> None:
 
 
 def _check_attention(model: Any) -> None:
-    """Refuse models whose attention is not ours to compute, or is not causal.
+    """Refuse models whose attention is not ours to compute.
 
     Raises:
         ModelError: naming the model's class.
     """
-    name = type(model).__name__
     if not getattr(model, "_supports_attention_backend", False) or getattr(model, "_is_stateful", False):
+        raise ModelError(_not_exchangeable(type(model).__name__))
+
+
+def _not_exchangeable(name: str) -> str:
+    return (
+        f"{name} does not let its attention be exchanged; headrace runs models that transformers can route "
+        "through its AttentionInterface"
+    )
+
+
+def _check_windows(model: Any, record: LayerRecord) -> None:
+    """Refuse models that have sliding windows in the masks which they make, and do not tell their attention.
+
+    Raises:
+        ModelError: naming the window.
+    """
+    text = model.config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    kinds = getattr(text, "layer_types", None)
+    masks = hasattr(sys.modules[type(model).__module__], "create_sliding_window_causal_mask")
+    if window is None or not masks:
+        return
+    expected = len(record.windows) if kinds is None else kinds.count("sliding_attention")
+    told = sum(one is not None for one in record.windows.values())
+    if told < expected:
         raise ModelError(
-            f"{name} does not let its attention be exchanged; headrace runs models that transformers can route "
-            "through its AttentionInterface"
+            f"{type(model).__name__} hides keys past {window} tokens in {expected} of its layers and hands that window "
+            f"to the attention of {told}; headrace runs models that hand it to all"
         )
-    if any(getattr(module, "is_causal", True) is False for module in model.modules()):
-        raise ModelError(f"{name} is not causal: its tokens see what comes after them")
 
 
 def _geometry(config: Any) -> KVGeometry:
