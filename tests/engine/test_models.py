@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from headrace.engine import ModelError
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, Gemma2Config, Gemma3TextConfig, GPT2Config, Lfm2Config, MistralConfig, Qwen3Config
+from transformers import MistralConfig
 
-from .tiny_models import VOCABULARY, llama_config, load_model, paged_logits, save_model, transformers_logits
-
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-}
-
-
-def token_ids(length: int) -> list[int]:
-    generator = torch.Generator().manual_seed(length)
-    ids: list[int] = torch.randint(3, VOCABULARY, (length,), generator=generator).tolist()
-    return ids
-
-
-def check_logits(directory: Path, ids: Sequence[int], *chunkings: Sequence[int]) -> None:
-    """Compare in one piece, in the given chunks, and token by token."""
-    expected = transformers_logits(directory, ids)
-    model = load_model(directory)
-    for chunks in ([len(ids)], *chunkings, [1] * len(ids)):
-        logits = paged_logits(model, ids, chunks)
-        torch.testing.assert_close(logits, expected, atol=2e-3, rtol=1e-3)
-        assert torch.equal(logits.argmax(-1), expected.argmax(-1))
+from .tiny_models import (
+    SMALL,
+    change_config,
+    check_logits,
+    llama_config,
+    load_model,
+    paged_logits,
+    save_model,
+    token_ids,
+)
 
 
 @pytest.mark.parametrize("head_dim", [80, 96])
@@ -61,20 +40,6 @@ def test_d15_heads_that_cannot_be_shared_are_refused_with_both_numbers(tmp_path:
     save_model(llama_config(num_attention_heads=3, num_key_value_heads=2), tmp_path)
     with pytest.raises(ModelError, match="3 attention heads cannot be shared among 2 key-value heads"):
         load_model(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        Qwen3Config(**SMALL),
-        Gemma2Config(**SMALL, sliding_window=8, query_pre_attn_scalar=16, attn_logit_softcapping=2.0),
-        Gemma3TextConfig(**SMALL, sliding_window=8, query_pre_attn_scalar=16),
-        GPT2Config(vocab_size=VOCABULARY, n_embd=48, n_layer=2, n_head=3, n_positions=64, initializer_range=0.3),
-    ],
-    ids=lambda config: type(config).__name__,
-)
-def test_other_families(tmp_path: Path, config: Any) -> None:
-    check_logits(save_model(config, tmp_path), token_ids(21), [5, 4, 12])
 
 
 @pytest.fixture(scope="module")
@@ -135,58 +100,6 @@ def test_d16_an_untied_head_that_is_absent_is_refused_by_name(tmp_path: Path) ->
     edit_weights(tmp_path, drop_head)
     with pytest.raises(ModelError, match=r"lacks 1 weights, such as lm_head\.weight"):
         load_model(tmp_path)
-
-
-def change_config(directory: Path, **changes: Any) -> None:
-    path = directory / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-@pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "spiral"])
-def test_d18_rotary_types_that_depend_on_the_batch_or_are_unknown_are_refused(tmp_path: Path, rope_type: str) -> None:
-    save_model(llama_config(), tmp_path)
-    rope = {"rope_type": rope_type, "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 64}
-    if rope_type == "longrope":
-        rope |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
-    change_config(tmp_path, rope_parameters=rope)
-    with pytest.raises(ModelError, match=f"'{rope_type}'; supported are default, linear, llama3, yarn"):
-        load_model(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_type": "linear", "factor": 4.0},
-        {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
-    ],
-    ids=lambda rope: str(rope["rope_type"]),
-)
-def test_d18_supported_rotary_types(tmp_path: Path, rope: dict[str, Any]) -> None:
-    save_model(llama_config(), tmp_path)
-    plain = transformers_logits(tmp_path, token_ids(90))
-    change_config(tmp_path, rope_parameters={"rope_theta": 10000.0, **rope})
-    assert not torch.allclose(transformers_logits(tmp_path, token_ids(90)), plain, atol=1e-2), "nothing was scaled"
-    check_logits(tmp_path, token_ids(90), [64, 26])
-
-
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        (BertConfig(vocab_size=64, hidden_size=48, num_attention_heads=6, intermediate_size=64), "not causal"),
-        (Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]), "layers of the kind conv"),
-    ],
-    ids=["bert", "lfm2"],
-)
-def test_models_that_a_flat_batch_would_compute_wrongly_are_refused(tmp_path: Path, config: Any, says: str) -> None:
-    with pytest.raises(ModelError, match=says):
-        load_model(save_model(config, tmp_path))
 
 
 @pytest.mark.parametrize("damage", ["cut", "shape", "no weights", "bad config", "unknown type"])

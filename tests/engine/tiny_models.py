@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,24 +22,23 @@ from .toy_tokenizers import byte_level
 
 CPU = torch.device("cpu")
 VOCABULARY = 300
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+}
+"""Settings that most families' configurations share."""
 
 
 def llama_config(**changes: Any) -> LlamaConfig:
     """A two-layer Llama; weights are large enough that its logits are far apart."""
-    settings: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 48,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 256,
-        "initializer_range": 0.3,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    return LlamaConfig(**(settings | changes))
+    return LlamaConfig(**(SMALL | {"bos_token_id": 1, "eos_token_id": 2} | changes))
 
 
 def save_model(config: Any, directory: Path, seed: int = 0) -> Path:
@@ -90,6 +90,29 @@ def paged_logits(
         logits.append(model.forward(batch, cache))
         start += length
     return torch.cat(logits)
+
+
+def token_ids(length: int) -> list[int]:
+    """Random ids, the same ones for a length."""
+    generator = torch.Generator().manual_seed(length)
+    ids: list[int] = torch.randint(3, VOCABULARY, (length,), generator=generator).tolist()
+    return ids
+
+
+def check_logits(directory: Path, ids: Sequence[int], *chunkings: Sequence[int]) -> None:
+    """Compare in one piece, in the given chunks, and token by token."""
+    expected = transformers_logits(directory, ids)
+    model = load_model(directory)
+    for chunks in ([len(ids)], *chunkings, [1] * len(ids)):
+        logits = paged_logits(model, ids, chunks)
+        torch.testing.assert_close(logits, expected, atol=2e-3, rtol=1e-3)
+        assert torch.equal(logits.argmax(-1), expected.argmax(-1))
+
+
+def change_config(directory: Path, **changes: Any) -> None:
+    """Edit a saved model's ``config.json``."""
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def tiny_engine(model: TransformersModel, **settings: Any) -> Engine:
