@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import threading
 import time
 from pathlib import Path
@@ -74,6 +75,30 @@ def test_an_interrupted_conversion_leaves_no_half_copy(gguf: Path, monkeypatch: 
     assert files_in(cache_directory() / "models") == []
     monkeypatch.setattr(loader, "_convert", Conversions())
     assert files_in(Path(resolve_model(str(gguf)).path)) == ["config.json", "model.safetensors"]
+
+
+def test_what_a_killed_conversion_left_is_removed_after_a_day(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "_convert", Conversions())
+    models = cache_directory() / "models"
+    for name, hours in ((".partial-killed", 25), (".partial-at-work", 23), ("another-model", 1000)):
+        (models / name).mkdir(parents=True)
+        (models / name / "model.safetensors").write_text("half of it")
+        then = time.time() - hours * 3600
+        os.utime(models / name, (then, then))
+    path = Path(resolve_model(str(gguf)).path)
+    assert files_in(models) == sorted([".partial-at-work", "another-model", path.name])
+
+
+def test_a_copy_of_an_older_conversion_is_not_taken(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conversions = Conversions()
+    monkeypatch.setattr(loader, "_convert", conversions)
+    monkeypatch.setattr(loader, "_CONVERSION", loader._CONVERSION - 1)
+    resolve_model(str(gguf))
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(gguf.parent / "cache"))
+    monkeypatch.setattr(loader, "_convert", conversions)
+    resolve_model(str(gguf))
+    assert conversions.calls == 2
 
 
 def test_starts_at_the_same_time_agree_on_one_copy(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
