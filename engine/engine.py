@@ -244,7 +244,8 @@ class Engine:
         for chunk in plan.chunks:
             if chunk.request.first_scheduled is None:
                 chunk.request.first_scheduled = now
-                self.stats.prompt_tokens += len(chunk.request.prompt_token_ids)
+                if chunk.request.sample_index == 0:  # the others share its prompt
+                    self.stats.prompt_tokens += len(chunk.request.prompt_token_ids)
         self.stats.steps += 1
         self.stats.peak_running = max(self.stats.peak_running, len(plan.chunks))
 
