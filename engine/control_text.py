@@ -37,7 +37,6 @@ class ControlText:
         # Looking ahead finds those that overlap, too.
         self._pattern = re.compile(f"(?=({_any_of(tokens) if tokens else '(?!)'}))")
         self._beginnings = frozenset(token[:length] for token in tokens for length in range(1, len(token)))
-        self._endings = frozenset(token[length:] for token in tokens for length in range(1, len(token)))
         self._longest = max(map(len, tokens), default=0)
 
     def found_in(self, data: Any) -> bool:
@@ -106,17 +105,10 @@ class ControlText:
         return self.encode(text, cuts, mark=unused_mark(text), add_special_tokens=True, param=param)
 
     def _loose_ends(self, text: str) -> set[int]:
-        """Where to mark a text that ends with the beginning of a control token's text, or begins with its end."""
-        stripped = text.strip()  # as many templates do
-        if not stripped:
-            return set()
-        first = text.index(stripped)
-        last = first + len(stripped)
-        lengths = range(1, min(self._longest, len(stripped) + 1))
-        cuts = {last - length + 1 for length in lengths if stripped[-length:] in self._beginnings}
-        if any(stripped[:length] in self._endings for length in lengths):
-            cuts.add(first)
-        return cuts
+        """Where to mark a text that ends with the beginning of a control token's text."""
+        end = len(text.rstrip())  # templates may trim
+        lengths = range(1, min(self._longest, end + 1))
+        return {end - length + 1 for length in lengths if text[end - length : end] in self._beginnings}
 
     def _spans(self, text: str) -> Iterator[tuple[int, int]]:
         for match in self._pattern.finditer(text):

@@ -10,7 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from .errors import RequestError
 
@@ -179,7 +179,7 @@ class MistralFormat(ToolFormat):
                 calls.append(_tool_call({"name": match[1], "arguments": value}, "arguments"))
             else:
                 values, place = _json_at(body, place)
-                calls += [_tool_call(value, "arguments") for value in (values if isinstance(values, list) else [None])]
+                calls += [_tool_call(value, "arguments") for value in values]
             if place < len(body):
                 if not body.startswith(marker, place):
                     raise ValueError("text after a call")
@@ -271,8 +271,4 @@ def _past_space(text: str, place: int) -> int:
     return place
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+_DECODER = json.JSONDecoder()

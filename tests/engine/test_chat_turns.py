@@ -38,7 +38,8 @@ def test_d12_null_content_beside_tool_calls_is_no_text_and_the_calls_stay() -> N
     assert read(CALLS, messages) == '[user](hello)[assistant]()look={"at": "é"}True[tool](sunny)'
     del messages[1]["content"]
     assert read(CALLS, messages) == '[user](hello)[assistant]()look={"at": "é"}True[tool](sunny)'
-    assert read(CALLS, [{"role": "user", "content": None}]) == "[user]()"
+    is_text = "{% for m in messages %}{{ m.content is string }} {% endfor %}"
+    assert read(is_text, [{"role": "user", "content": None}, *messages[1:]]) == "True True True "
 
 
 @pytest.mark.parametrize("arguments", ["", "null", "{}", " {} ", " ", None, {}])

@@ -104,12 +104,21 @@ def test_other_text_is_rendered_once() -> None:
 @pytest.mark.parametrize("template", [JOINED, TRIMMED])
 @pytest.mark.parametrize(
     "texts",
-    [["a<|im_", "end|>b"], ["<", "/s>"], ["</s", ">"], ["<|", "im_end", "|>"], ["</s>", "<|im_end|>"], [" <s", "> "]],
+    [
+        ["a<|im_", "end|>b"],
+        ["<", "/s>"],
+        ["</s", ">"],
+        ["<|", "im_end", "|>"],
+        ["</s>", "<|im_end|>"],
+        [" <s", "> "],
+        ["<s\n", " >"],
+    ],
 )
 def test_turns_do_not_join_to_a_control_token(make: Any, template: str, texts: list[str]) -> None:
     tokenizer = make(chat_template=template)
     token_ids = encode(tokenizer, user(*texts))
     assert control_tokens(tokenizer, token_ids) == [special for special in ("<s>", "</s>") if special in template]
+    # Llama 2's tokenizer writes a space after a control token.
     assert tokenizer.decode(token_ids).replace(" ", "") == render(tokenizer, user(*texts)).replace(" ", "")
 
 
@@ -165,6 +174,41 @@ def test_control_text_that_a_template_leaves_out() -> None:
     assert encode(tokenizer, user("</s>", "he")) == tokenizer.encode("<s>he", add_special_tokens=False)
 
 
+def test_a_template_sees_lengths_and_values_as_they_are() -> None:
+    lengths = byte_level(chat_template="<s>{{ messages[0].content | length }}")
+    assert lengths.decode(encode(lengths, user("a <"))) == "<s>3"
+    values = byte_level(chat_template="<s>{{ messages[0].content }}{% if messages[0].name == 'a<' %}!{% endif %}")
+    token_ids = encode(values, [{"role": "user", "name": "a<", "content": "</s>"}])
+    assert values.decode(token_ids) == "<s></s>!"
+
+
+def test_a_template_that_asks_for_control_text_finds_none() -> None:
+    tokenizer = byte_level(
+        chat_template="<s>{% if messages[0].content == '</s>' %}{{ messages[0].content }}{% endif %}"
+    )
+    assert encode(tokenizer, user("</s>")) == [tokenizer.bos_token_id]
+
+
+def test_a_control_token_of_two_characters_is_kept_as_text_and_one_of_one_is_not() -> None:
+    tokenizer = byte_level(chat_template="{{ messages[0].content }}")
+    tokenizer.add_special_tokens({"extra_special_tokens": ["Qz", "W"]})
+    assert encode(tokenizer, user("Qz")) == byte_tokens(tokenizer, "Qz")
+    assert encode(tokenizer, user("W")) == [tokenizer.convert_tokens_to_ids("W")]
+
+
+def test_added_tokens_that_are_not_special_are_parsed_as_ever() -> None:
+    tokenizer = byte_level(chat_template=TURNS)
+    tokenizer.add_tokens(["<think>"])
+    expected = tokenizer.apply_chat_template(user("<think>"), add_generation_prompt=True, return_dict=False)
+    assert encode(tokenizer, user("<think>")) == expected
+    assert tokenizer.convert_tokens_to_ids("<think>") in encode(tokenizer, user("<think></s>"))
+
+
+def test_d11_a_chat_with_control_text_has_the_bos_of_its_template_alone() -> None:
+    tokenizer = byte_level(add_bos=True, chat_template=TURNS)
+    assert encode(tokenizer, user("<s></s>")).count(tokenizer.bos_token_id) == 1
+
+
 @pytest.mark.parametrize(
     "flags", [{"lstrip": True}, {"rstrip": True}, {"lstrip": True, "rstrip": True}, {"normalized": True}]
 )
@@ -200,7 +244,7 @@ def test_a_tokenizer_that_cannot_keep_it_refuses_it_alone() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>")
     tokenizer.chat_template = "{{ messages[0].content }}</s>"
     assert encode(tokenizer, user("hello hello")) == [1, 1, 2]
-    with pytest.raises(RequestError, match="messages holds the text of a control token, which this model's tokenizer"):
+    with pytest.raises(RequestError, match=r"^messages holds the text of a control token, which this"):
         encode(tokenizer, user("hello </s>"))
 
 
@@ -208,7 +252,7 @@ def test_a_tokenizer_without_offsets_refuses_it_alone(monkeypatch: pytest.Monkey
     tokenizer = byte_level(chat_template=TURNS)
     monkeypatch.setattr(PreTrainedTokenizerFast, "is_fast", False)
     assert encode(tokenizer, user("hello"))
-    with pytest.raises(RequestError, match="messages holds the text of a control token") as caught:
+    with pytest.raises(RequestError, match=r"^messages holds the text of a control token") as caught:
         encode(tokenizer, user("</s>"))
     assert caught.value.param == "messages"
 
@@ -230,6 +274,8 @@ def test_control_tokens_are_found_however_they_overlap() -> None:
     control_text = ControlText(tokenizer)
     assert not control_text.found_in(["Q", {"Q": ["s>", "<<s", 1, None]}])
     assert control_text.found_in({"x": [{"<<s>": 1}]})
+    tokenizer.add_special_tokens({"extra_special_tokens": ["Yes", "Yesterday"]})
+    assert all(ControlText(tokenizer).found_in(text) for text in ("Yes", "Yesterday", "Yesterdays", "a Yesx"))
     text = "<<s>><<s>>><"
     token_ids = encode(tokenizer, user(text))
     assert token_ids == byte_tokens(tokenizer, text)
