@@ -36,8 +36,9 @@ from .resolve import eos_token_ids, max_model_len, resolve_device, resolve_dtype
 from .sampler import Draw, Sampler, rank_tokens
 from .sampling_params import SamplingParams
 from .step_plan import StepPlan
-from .structure import StructureCompiler
-from .token_rules import build_token_rules, check_token_ids
+from .structure import StructureCompiler, StructureState
+from .token_ids import check_token_ids
+from .token_rules import build_token_rules
 from .tool_calls import tool_format_of
 
 logger = logging.getLogger(__name__)
@@ -147,7 +148,7 @@ class Engine:
         max_tokens = output_room(len(prompt), params.max_tokens, self.max_model_len, self.pool)
         if params.min_tokens > max_tokens:
             raise RequestError(f"min_tokens is {params.min_tokens}; there is room for {max_tokens}", param="min_tokens")
-        answers = [self._answer(request_id, index, prompt, params, max_tokens, options) for index in range(params.n)]
+        answers = self._answers(request_id, prompt, params, max_tokens, options)
         first, *pending = answers
         if limits := self._tenants.get(options.tenant):
             limits.check(first, self.pool.blocks_for(first.max_kv_tokens), self.pool.num_blocks)
@@ -157,42 +158,45 @@ class Engine:
         self._groups[request_id] = RequestGroup(first, streams, pending)
         self.scheduler.add(first)
 
-    def _answer(
-        self,
-        request_id: str,
-        index: int,
-        prompt: list[int],
-        params: SamplingParams,
-        max_tokens: int,
-        options: RequestOptions,
-    ) -> Request:
-        """One of a request's answers, with a state of its own."""
+    def _answers(
+        self, request_id: str, prompt: list[int], params: SamplingParams, max_tokens: int, options: RequestOptions
+    ) -> list[Request]:
+        """A request's answers, each with a state of its own."""
         # The text of a special token may never show, so as a stop it means the token.
         special_stops = (self._decoder.special_id(text) for text in params.stop)
         stop_ids = frozenset((*params.stop_token_ids, *(token for token in special_stops if token is not None)))
-        ends = stop_ids if params.ignore_eos else stop_ids | self._eos_token_ids
-        return Request(
-            request_id=request_id,
-            prompt_token_ids=prompt,
-            params=params,
-            max_tokens=max_tokens,
-            eos_token_ids=self._eos_token_ids,
-            stop_token_ids=stop_ids,
-            sample_index=index,
-            rules=build_token_rules(
-                params,
-                prompt,
-                ends,
-                vocab_size=self._model.vocab_size,
-                spellings=self._decoder.spellings,
-                structure=self.structures.start(params.structure) if params.structure else None,
-            ),
-            priority=options.priority,
-            tenant=options.tenant,
-            # A prompt whose tokens are scored is computed whole.
-            prefix_cache=options.prefix_cache and self._prefix_cache and params.prompt_logprobs is None,
-            cache_root=namespace_root(self.name, tenant=options.tenant, salt=options.cache_salt),
+        rules = build_token_rules(
+            params,
+            prompt,
+            stop_ids if params.ignore_eos else stop_ids | self._eos_token_ids,
+            vocab_size=self._model.vocab_size,
+            spellings=self._decoder.spellings,
+            structure=self._start_structure(params),
         )
+        cache_root = namespace_root(self.name, tenant=options.tenant, salt=options.cache_salt)
+
+        def answer(index: int) -> Request:
+            own = rules if rules is None or index == 0 else rules.for_sibling(self._start_structure(params))
+            return Request(
+                request_id=request_id,
+                prompt_token_ids=prompt,
+                params=params,
+                max_tokens=max_tokens,
+                eos_token_ids=self._eos_token_ids,
+                stop_token_ids=stop_ids,
+                sample_index=index,
+                rules=own,
+                priority=options.priority,
+                tenant=options.tenant,
+                # A prompt whose tokens are scored is computed whole.
+                prefix_cache=options.prefix_cache and self._prefix_cache and params.prompt_logprobs is None,
+                cache_root=cache_root,
+            )
+
+        return [answer(index) for index in range(params.n)]
+
+    def _start_structure(self, params: SamplingParams) -> StructureState | None:
+        return None if params.structure is None else self.structures.start(params.structure)
 
     def abort(self, request_id: str) -> bool:
         """Drop a request in any state and free what it holds.
@@ -263,11 +267,13 @@ class Engine:
             request.num_scored_tokens += count
             self._groups[request.request_id].prompt_logprobs += itertools.islice(described, count)
 
-    def _with_siblings(self, sampled: tuple[Request, ...]) -> tuple[tuple[Request, ...], list[int]]:
+    def _with_siblings(self, sampled: tuple[Request, ...]) -> tuple[tuple[Request, ...], list[int] | slice]:
         """The answers that a token is drawn for, and the row of logits of each.
 
         Where a prompt with several answers was just computed, the others begin here, on the first one's logits.
         """
+        if not any(request.num_pending_siblings for request in sampled):
+            return sampled, slice(len(sampled))  # a view: most steps copy no logits
         requests: list[Request] = []
         rows: list[int] = []
         for row, request in enumerate(sampled):

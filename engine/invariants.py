@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from .request import Request, RequestStatus
+from .request import RequestStatus, admission_key
 from .scheduler import Scheduler
-
-
-def _admission_key(request: Request) -> tuple[float, int]:
-    return request.key
 
 
 def check_scheduler(scheduler: Scheduler) -> None:
@@ -18,7 +14,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
     """
     running, pool = scheduler.running, scheduler.pool
     assert len(running) <= scheduler.max_num_seqs, "more requests run than allowed"
-    assert running == sorted(running, key=_admission_key), "running requests are out of order"
+    assert running == sorted(running, key=admission_key), "running requests are out of order"
     for request in running:
         assert request.status is RequestStatus.RUNNING, f"{request.request_id} runs but is {request.status}"
         held = request.num_computed_tokens + request.num_inflight_tokens

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from .chat_messages import for_template
 from .control_text import ControlText, unused_mark
 from .errors import RequestError, first_line
+from .token_ids import check_token_ids
 
 
 class _Inputs(NamedTuple):
@@ -100,12 +101,7 @@ class PromptEncoder:
         Raises:
             RequestError: where it is empty, or an id is not the model's.
         """
-        for token_id in token_ids:
-            if not (type(token_id) is int and 0 <= token_id < self._vocab_size):
-                raise RequestError(
-                    f"prompt holds the token id {token_id!r}; this model's ids are 0 to {self._vocab_size - 1}",
-                    param="prompt",
-                )
+        check_token_ids("prompt", token_ids, self._vocab_size)
         return self._checked(token_ids, "prompt")
 
     def _template(self, tools: Sequence[dict[str, Any]] | None) -> str:

@@ -148,3 +148,8 @@ class Request:
             self.finish_reason = FinishReason.STOP
         elif len(self.output_token_ids) >= self.max_tokens:
             self.finish_reason = FinishReason.LENGTH
+
+
+def admission_key(request: Request) -> tuple[float, int]:
+    """A request's place in the order of admission, to sort by."""
+    return request.key

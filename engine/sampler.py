@@ -52,7 +52,6 @@ class _Batch:
         random: int64 ``[random rows]``, the rows that need noise; the tensors after it are theirs.
         ruled: the rows with rules.
         reported: the rows whose log-probabilities are wanted.
-        most_reported: how many of the likeliest tokens any of them wants.
     """
 
     requests: tuple[Request, ...]
@@ -65,7 +64,6 @@ class _Batch:
     min_p: torch.Tensor
     ruled: tuple[tuple[int, Request, TokenRules], ...]
     reported: tuple[int, ...]
-    most_reported: int
 
     @classmethod
     def build(cls, requests: tuple[Request, ...], vocabulary: int, device: torch.device) -> _Batch:
@@ -78,7 +76,6 @@ class _Batch:
         def integers(values: Sequence[int]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int64, device=device)
 
-        reported = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
         return cls(
             requests=requests,
             random=integers(rows),
@@ -89,8 +86,7 @@ class _Batch:
             top_p=floats([p.top_p for p in params]),
             min_p=floats([p.min_p for p in params]),
             ruled=tuple((row, r, r.rules) for row, r in enumerate(requests) if r.rules is not None),
-            reported=tuple(reported),
-            most_reported=max((requests[row].params.logprobs or 0 for row in reported), default=0),
+            reported=tuple(row for row, request in enumerate(requests) if request.params.logprobs is not None),
         )
 
 
@@ -104,6 +100,7 @@ class Sampler:
     def __init__(self) -> None:
         self._batch: _Batch | None = None
 
+    @torch.inference_mode()  # as the model's forward, whose logits nothing else may change in place
     def sample(self, logits: torch.Tensor, requests: tuple[Request, ...], positions: torch.Tensor) -> list[Draw]:
         """Draw one token for each request.
 

@@ -9,7 +9,7 @@ from .admission import OutputEstimate, peak_tokens
 from .block_pool import BlockPool
 from .preemption import CostModel, PreemptionMethod, Victim, choose_victim
 from .prefix_cache import PrefixCache
-from .request import Request, RequestStatus
+from .request import Request, RequestStatus, admission_key
 from .step_plan import BlockCopy, ScheduledChunk, StepPlan
 from .tenants import OUTPUT_WEIGHT, PROMPT_WEIGHT, TenantUsage
 from .waiting import WaitingQueue
@@ -307,7 +307,7 @@ class Scheduler:
         extent = self.pool.blocks_for(request.max_kv_tokens)
         self._extent_blocks += extent
         self.usage.start(request.tenant, extent)
-        insort(self.running, request, key=_admission_key)
+        insort(self.running, request, key=admission_key)
 
     def _swap_back(self, request: Request) -> None:
         """Plan the copies of swapped blocks that the prefix cache has not kept."""
@@ -353,7 +353,7 @@ class Scheduler:
         self.stats.preemptions[victim.method] += 1
         self.estimate.preempted()
         self._last_preemption_step = self._step
-        insort(self.preempted, request, key=_admission_key)
+        insort(self.preempted, request, key=admission_key)
 
     def _leave_running(self, request: Request) -> None:
         self.running.remove(request)
@@ -399,7 +399,3 @@ class Scheduler:
         request.num_inflight_tokens = 0
         if not self._plan_is_out:
             self._release_deferred()
-
-
-def _admission_key(request: Request) -> tuple[float, int]:
-    return request.key

@@ -97,8 +97,8 @@ class StructureCompiler:
         self._matchers: OrderedDict[Structure, llguidance.LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
-    def compile(self, structure: Structure) -> None:
-        """Have a grammar ready for :meth:`start`.
+    def compile(self, structure: Structure) -> llguidance.LLMatcher:
+        """A matcher at a grammar's beginning, to be copied; one that was used lately is there already.
 
         Raises:
             RequestError: where it is none, or one that cannot be followed.
@@ -106,12 +106,13 @@ class StructureCompiler:
         with self._lock:
             if structure in self._matchers:
                 self._matchers.move_to_end(structure)
-                return
+                return self._matchers[structure]
         matcher = self._compile(structure)
         with self._lock:
             self._matchers[structure] = matcher
             while len(self._matchers) > _CACHED_GRAMMARS:
                 self._matchers.popitem(last=False)
+        return matcher
 
     def start(self, structure: Structure) -> StructureState:
         """The state of an answer that has no token yet.
@@ -119,9 +120,7 @@ class StructureCompiler:
         Raises:
             RequestError: see :meth:`compile`.
         """
-        self.compile(structure)
-        with self._lock:
-            return StructureState(self._matchers[structure].deep_copy())
+        return StructureState(self.compile(structure).deep_copy())
 
     def _compile(self, structure: Structure) -> llguidance.LLMatcher:
         try:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..kernels import bitmask_words
-from .errors import RequestError
 from .sampling_params import SamplingParams
 from .structure import StructureState
+from .token_ids import check_token_ids
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -31,6 +31,12 @@ class TokenCounts:
         self._index = {token: index for index, token in enumerate(dict.fromkeys(prompt))}
         self._tokens = np.array([*self._index], dtype=np.int64)
         self._counts = np.zeros(len(self._index), dtype=np.int64)
+
+    def copy(self) -> TokenCounts:
+        """The same counts, to go on by themselves."""
+        other = TokenCounts(())
+        other._index, other._tokens, other._counts = dict(self._index), self._tokens.copy(), self._counts.copy()
+        return other
 
     def add(self, token_id: int) -> None:
         """Count a token of the output."""
@@ -76,6 +82,14 @@ class TokenRules:
     counts: TokenCounts | None
     structure: StructureState | None
     may_skip_ahead: bool
+
+    def for_sibling(self, structure: StructureState | None) -> TokenRules:
+        """The same rules for another answer to the same prompt; neither has any output yet.
+
+        Args:
+            structure: the other answer's own state in the grammar.
+        """
+        return replace(self, counts=None if self.counts is None else self.counts.copy(), structure=structure)
 
     @property
     def restricts(self) -> bool:
@@ -158,19 +172,6 @@ def build_token_rules(
     )
     needed = before_min or rules.bad_sequences or rules.restricts or rules.counts is not None
     return rules if needed else None
-
-
-def check_token_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    """Refuse ids that the model does not have.
-
-    Raises:
-        RequestError: naming the id and the limit.
-    """
-    for token_id in token_ids:
-        if not (type(token_id) is int and 0 <= token_id < vocab_size):
-            raise RequestError(
-                f"{param} holds the token id {token_id!r}; this model's ids are 0 to {vocab_size - 1}", param=param
-            )
 
 
 def _arrays(additions: dict[int, float]) -> tuple[Integers, Floats]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import count
 
 from .policy import Policy, policy_key
-from .request import Request, RequestStatus
+from .request import Request, RequestStatus, admission_key
 from .tenants import Tenant, TenantUsage
 
 FRONT = 8
@@ -17,10 +17,6 @@ TIE_SECONDS = 1.0
 """Keys closer than this count as equal."""
 MAX_PASSES = 16
 """A request that others with longer cached prefixes have passed so often is next."""
-
-
-def _key(request: Request) -> tuple[float, int]:
-    return request.key
 
 
 class _TenantQueue:
@@ -35,7 +31,7 @@ class _TenantQueue:
 
     def add(self, request: Request) -> None:
         if (self.front and request.key < self.front[-1].key) or (len(self.front) < FRONT and not self.heap):
-            insort(self.front, request, key=_key)
+            insort(self.front, request, key=admission_key)
             if len(self.front) > FRONT:
                 last = self.front.pop()
                 heapq.heappush(self.heap, (last.key, last))
@@ -134,11 +130,11 @@ class WaitingQueue:
     def next(self) -> Request | None:
         """The request to admit next; None where nobody waits, or all who do are at a limit of their tenants."""
         best: Request | None = None
-        for tenant, queue in self._tenants.items():
+        for queue in self._tenants.values():
             head = queue.front[0]
             if best is not None and not self._before(head, best):
                 continue
-            if tenant not in self._limits or self.within_limits(head):
+            if self.within_limits(head):
                 best = head
         if best is None or not self._prefix:
             return best

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from .errors import InvalidRequest
 from .messages import JsonObject, Message, NamedTool, Text, Tool
-from .structured import StructuredOutput, structured_output
+from .structured import FIELDS, StructuredOutput, structured_output
 
 CHAT_ENDPOINT, COMPLETIONS_ENDPOINT = "/v1/chat/completions", "/v1/completions"
 
@@ -197,7 +197,7 @@ class GenerationRequest(BaseModel):
 
     @model_validator(mode="after")
     def _one_form(self) -> GenerationRequest:
-        structured_output(self._fields())
+        _ = self.structured_output
         return self
 
     @classmethod
@@ -223,9 +223,6 @@ class GenerationRequest(BaseModel):
             return cls.model_validate(known)
         except ValidationError as error:
             raise _invalid_request(error) from error
-
-    def _fields(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in type(self).model_fields}
 
     @property
     def endpoint(self) -> str:
@@ -254,7 +251,7 @@ class GenerationRequest(BaseModel):
     @property
     def structured_output(self) -> StructuredOutput | None:
         """The form that the answer has to have."""
-        return structured_output(self._fields())
+        return structured_output({name: getattr(self, name) for name in FIELDS})
 
     @property
     def may_call_tools(self) -> bool:

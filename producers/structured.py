@@ -16,6 +16,8 @@ _GUIDED: dict[str, Kind] = {
 """vLLM's parameters."""
 _STRUCTURED: dict[str, Kind] = {"json": "json_schema", "regex": "regex", "grammar": "grammar", "choice": "choice"}
 """Keys of vLLM's later ``structured_outputs``."""
+FIELDS = (*_GUIDED, "structured_outputs", "response_format")
+"""The parameters that ask for a form."""
 _FORMATS = "text, json_object or json_schema"
 
 
@@ -34,7 +36,7 @@ class StructuredOutput(NamedTuple):
 
 
 def structured_output(fields: dict[str, Any]) -> StructuredOutput | None:
-    """The form that a request's fields ask for, or None for free text.
+    """The form that a request's :data:`FIELDS` ask for, or None for free text.
 
     Raises:
         ValueError: where a form is malformed, or two are asked for; the message begins with the parameter.
