@@ -37,7 +37,7 @@ run: venv ## Run the main job: examples/prompts.jsonl to out.jsonl (ARGS=--fresh
 	$(BIN)/headrace run examples/prompts.jsonl -o out.jsonl $(ARGS)
 
 test: venv ## Run the tests against the installed package (ARGS="-k name" picks some)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile $(ARGS)
 
 lint: venv ## Check style and types: ruff, mypy --strict
 	$(BIN)/ruff check .
@@ -49,10 +49,15 @@ format: venv ## Rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: venv ## Measure the engine, the whole path, and the scheduler in simulation; prints JSON
+bench: venv ## Measure the queue, the engine, both, sampling, grammars, the scheduler, and faults; prints JSON
+	$(BIN)/python -m bench.queue --json
 	$(BIN)/python -m bench.engine --json $(ARGS)
 	$(BIN)/python -m bench.endtoend --json $(ARGS)
+	$(BIN)/python -m bench.sampler --json
+	$(BIN)/python -m bench.structured --json
+	$(BIN)/python -m bench.overhead --json $(ARGS)
 	$(BIN)/python -m bench.scheduler --json
+	$(BIN)/python -m bench.faults --kills 28 --json
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info out.jsonl out.jsonl.run.json .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -6,7 +6,7 @@ import copy
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from .prompt_encoder import PromptEncoder
 from .request import FinishReason, Request
 from .request_group import RequestGroup
 from .resolve import eos_token_ids, max_model_len, resolve_device, resolve_dtype
+from .resumption import CANNOT_RESUME, replay
 from .sampler import Draw, Sampler, rank_tokens
 from .sampling_params import SamplingParams
 from .step_plan import StepPlan
@@ -93,6 +94,9 @@ class Engine:
         self.structures = StructureCompiler(tokenizer, model.vocab_size, self._eos_token_ids)
         self._sampler = Sampler()
         self._groups: dict[str, RequestGroup] = {}
+        self._ended_on_replay: list[RequestOutput] = []
+        self.on_begun: Callable[[list[str]], None] | None = None
+        """Called in each step, before anything is computed, with the requests that the step begins."""
 
     @classmethod
     def load(cls, config: EngineConfig) -> Engine:
@@ -123,7 +127,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would compute anything."""
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self._ended_on_replay)
 
     def add(
         self,
@@ -131,15 +135,24 @@ class Engine:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         options: RequestOptions = DEFAULT_OPTIONS,
+        published: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         """Queue a request.
 
         ``max_tokens`` above the room left is clamped to it; such a request ends with ``length``.
 
+        Args:
+            request_id: names it in the outputs.
+            prompt_token_ids: the prompt.
+            params: how tokens are chosen, and how many.
+            options: how it is treated among others.
+            published: tokens that its answers have from an earlier attempt, by index. They go on after these, and
+                outputs hold only what is new; an answer that these tokens end has one output without a token.
+
         Raises:
             RequestError: where the id is in use, the prompt is no sequence of this model's tokens, a parameter names
                 what the model does not have, or the request can never fit, by the memory there is or by its tenant's
-                limits.
+                limits; with the code ``cannot_resume``, where the published tokens cannot be continued.
         """
         if request_id in self._groups:
             raise RequestError(f"the request id {request_id} is in use", code="duplicate_request")
@@ -152,11 +165,30 @@ class Engine:
         first, *pending = answers
         if limits := self._tenants.get(options.tenant):
             limits.check(first, self.pool.blocks_for(first.max_kv_tokens), self.pool.num_blocks)
-        first.num_pending_siblings = len(pending)
         shown = options.shown_special_ids
         streams = {answer.sample_index: OutputStream(answer, self._decoder, shown) for answer in answers}
+        if published:
+            self._resume(RequestGroup(first, streams), published)
+            return
+        first.num_pending_siblings = len(pending)
         self._groups[request_id] = RequestGroup(first, streams, pending)
         self.scheduler.add(first)
+
+    def _resume(self, group: RequestGroup, published: Mapping[int, Sequence[int]]) -> None:
+        """Queue each answer that goes on, by itself: what they share of the prompt, the prefix cache knows."""
+        replay(group.streams, published, vocab_size=self._model.vocab_size)
+        answers = [stream.request for stream in group.streams.values()]
+        if group.first.finish_reason is not None and group.first.params.prompt_logprobs is not None:
+            raise RequestError("the answer that scores the prompt has ended", code=CANNOT_RESUME)
+        self._groups[group.first.request_id] = group
+        for answer in answers:
+            if answer.finish_reason is None:
+                self.scheduler.add(answer)
+            else:
+                stream = group.streams.pop(answer.sample_index)
+                self._ended_on_replay.append(self._output(group, stream))
+        if not group.streams:
+            del self._groups[group.first.request_id]
 
     def _answers(
         self, request_id: str, prompt: list[int], params: SamplingParams, max_tokens: int, options: RequestOptions
@@ -215,7 +247,10 @@ class Engine:
 
         An exception means that the model failed, not a request; the engine is of no use after it.
         """
-        plan = self.scheduler.schedule()
+        ended, self._ended_on_replay = self._ended_on_replay, []
+        return ended + self._compute(self.scheduler.schedule())
+
+    def _compute(self, plan: StepPlan) -> list[RequestOutput]:
         self._move_blocks(plan)
         if not plan.chunks:  # nothing waits, or all that may run is on its way back from the swap space
             self.scheduler.commit(plan)
@@ -245,11 +280,13 @@ class Engine:
 
     def _count(self, plan: StepPlan) -> None:
         now = time.monotonic()
-        for chunk in plan.chunks:
-            if chunk.request.first_scheduled is None:
-                chunk.request.first_scheduled = now
-                if chunk.request.sample_index == 0:  # the others share its prompt
-                    self.stats.prompt_tokens += len(chunk.request.prompt_token_ids)
+        begun = [chunk.request for chunk in plan.chunks if chunk.request.first_scheduled is None]
+        for request in begun:
+            request.first_scheduled = now
+            if request.sample_index == 0:  # the others share its prompt
+                self.stats.prompt_tokens += len(request.prompt_token_ids)
+        if begun and self.on_begun is not None:
+            self.on_begun([request.request_id for request in begun])
         self.stats.steps += 1
         self.stats.peak_running = max(self.stats.peak_running, len(plan.chunks))
 
@@ -261,7 +298,7 @@ class Engine:
             first = request.num_scored_tokens + 1
             targets += request.prompt_token_ids[first : first + count]
             wanted += [request.params.prompt_logprobs or 0] * count
-        ranked = rank_tokens(logits, torch.tensor(targets, device=logits.device), wanted)
+        ranked = rank_tokens(logits.log_softmax(dim=-1), torch.tensor(targets, device=logits.device), wanted)
         described = iter(describe_tokens(self._decoder, ranked))
         for request, count in batch.prompt_rows:
             request.num_scored_tokens += count
@@ -301,6 +338,18 @@ class Engine:
         token_ids = tuple(request.output_token_ids[before:])
         self.stats.generation_tokens += len(token_ids)
         self._leave(group, request)
+        logprobs = None if draw.logprobs is None else describe_tokens(self._decoder, [draw.logprobs])
+        return self._output(group, stream, token_ids, text, logprobs)
+
+    def _output(
+        self,
+        group: RequestGroup,
+        stream: OutputStream,
+        token_ids: tuple[int, ...] = (),
+        text: str = "",
+        logprobs: tuple[TokenLogprob, ...] | None = None,
+    ) -> RequestOutput:
+        request = stream.request
         return RequestOutput(
             request_id=request.request_id,
             token_ids=token_ids,
@@ -315,15 +364,9 @@ class Engine:
             index=request.sample_index,
             finished=not group.streams,
             stop_reason=stream.stop_reason if request.finish_reason is FinishReason.STOP else None,
-            logprobs=None if draw.logprobs is None else describe_tokens(self._decoder, [draw.logprobs]),
-            prompt_logprobs=self._prompt_logprobs(group, request, first=before == 0),
+            logprobs=logprobs,
+            prompt_logprobs=group.take_prompt_logprobs() if request is group.first else None,
         )
-
-    def _prompt_logprobs(
-        self, group: RequestGroup, request: Request, *, first: bool
-    ) -> tuple[TokenLogprob, ...] | None:
-        wanted = first and request is group.first and request.params.prompt_logprobs is not None
-        return tuple(group.prompt_logprobs) if wanted else None
 
     def _take_forced(self, stream: OutputStream) -> str:
         """Add the tokens that the answer's grammar leaves no choice about; returns their text."""

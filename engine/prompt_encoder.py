@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from .chat_messages import for_template
 from .control_text import ControlText, unused_mark
+from .detokenizer import TokenDecoder
 from .errors import RequestError, first_line
 from .token_ids import check_token_ids
 
@@ -33,6 +34,7 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._control_text = ControlText(tokenizer)
+        self._decoder = TokenDecoder(tokenizer)
 
     def encode_chat(
         self,
@@ -94,6 +96,10 @@ class PromptEncoder:
         """The text of a prompt that came as tokens, special ones left out."""
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
+
+    def token(self, token_id: int) -> tuple[str, bytes]:
+        """The text of one token by itself, and the bytes that it stands for."""
+        return self._decoder.token_text(token_id), self._decoder.token_bytes(token_id)
 
     def encode_ids(self, token_ids: Sequence[int]) -> list[int]:
         """A prompt that is tokens already.

@@ -113,7 +113,7 @@ class Sampler:
         if batch is None or batch.requests != requests:
             batch = self._batch = _Batch.build(requests, logits.shape[-1], logits.device)
         finite = torch.isfinite(logits.amax(dim=-1))
-        raw = logits[list(batch.reported)] if batch.reported else None
+        logprobs = _rows_of(logits, batch.reported).log_softmax(dim=-1) if batch.reported else None
         _apply_rules(logits, batch.ruled)
         best, tokens = logits.max(dim=-1)
         usable = finite & torch.isfinite(best)
@@ -121,8 +121,8 @@ class Sampler:
         if len(batch.random):
             _draw(logits, tokens, batch, positions, usable, all_usable=all_usable)
         draws = [Draw(token) for token in tokens.tolist()]
-        if raw is not None:
-            _report(draws, raw, tokens, batch)
+        if logprobs is not None:
+            _report(draws, logprobs, tokens, batch)
         if not all_usable:
             for row in (~usable).nonzero().flatten().tolist():
                 draws[row] = Draw(None, NONE_ALLOWED if finite[row] else NOT_FINITE)
@@ -202,24 +202,29 @@ def _apply_penalties(logits: torch.Tensor, penalised: Sequence[tuple[int, Reques
     penalize_seen_tokens(logits, seen)
 
 
-def _report(draws: list[Draw], raw: torch.Tensor, tokens: torch.Tensor, batch: _Batch) -> None:
+def _rows_of(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Some rows in their order; all of them without a copy."""
+    return logits if len(rows) == len(logits) else logits[list(rows)]
+
+
+def _report(draws: list[Draw], logprobs: torch.Tensor, tokens: torch.Tensor, batch: _Batch) -> None:
     """Add log-probabilities to the draws of the rows that want them."""
     rows = list(batch.reported)
-    ranked = rank_tokens(raw, tokens[rows], [batch.requests[row].params.logprobs or 0 for row in rows])
+    ranked = rank_tokens(logprobs, tokens[rows], [batch.requests[row].params.logprobs or 0 for row in rows])
     for row, tokens_of_row in zip(rows, ranked, strict=True):
         draws[row] = Draw(tokens_of_row.token_id, None, tokens_of_row)
 
 
-def rank_tokens(logits: torch.Tensor, tokens: torch.Tensor, counts: Sequence[int]) -> list[RankedTokens]:
+def rank_tokens(logprobs: torch.Tensor, tokens: torch.Tensor, counts: Sequence[int]) -> list[RankedTokens]:
     """Log-probabilities of tokens and of the likeliest in their places.
 
     Args:
-        logits: float32 ``[rows, vocabulary]``.
+        logprobs: float32 ``[rows, vocabulary]``, the ``log_softmax`` of the logits.
         tokens: int64 ``[rows]``.
         counts: how many of the likeliest each row wants.
     """
-    most = min(max(counts, default=0), logits.shape[-1])
-    chosen, values, ids = (part.tolist() for part in token_logprobs(logits, tokens, most))
+    most = min(max(counts, default=0), logprobs.shape[-1])
+    chosen, values, ids = (part.tolist() for part in token_logprobs(logprobs, tokens, most))
     return [
         RankedTokens(token, logprob, tuple(zip(row_ids[:count], row_values[:count], strict=True)))
         for token, logprob, row_values, row_ids, count in zip(tokens.tolist(), chosen, values, ids, counts, strict=True)

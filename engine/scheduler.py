@@ -268,9 +268,10 @@ class Scheduler:
         else:
             request.num_computed_tokens = found
         if request.num_cached_tokens is None:
-            request.num_cached_tokens = found
+            # Of a resumed answer the cache may hold more than the prompt.
+            request.num_cached_tokens = min(found, len(request.prompt_token_ids))
             self.stats.prefix_cache_queries += len(request.prompt_token_ids)
-            self.stats.prefix_cache_hits += found
+            self.stats.prefix_cache_hits += request.num_cached_tokens
         self._count_running(request)
         return len(self._swap_in) > copies_before
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 class StopStrings:
@@ -29,20 +29,26 @@ class StopStrings:
 
         Args:
             text: the next piece.
-            look: False lets it pass unseen, as before ``min_tokens``.
+            look: False passes over the stops that are complete with it, as before ``min_tokens``.
         """
-        if not self._stops or not look:
+        if not self._stops:
             return text
-        text = self._held + text
-        ends = ((start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0)
-        first = min(ends, default=None)
-        if first is not None:
+        before, text = len(self._held), self._held + text
+        first = min(self._complete(text, before), default=None)
+        if first is not None and look:
             end, start, self.found = first
             self._held = ""
             return text[: end if self._include else start]
         held = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
+
+    def _complete(self, text: str, before: int) -> Iterator[tuple[int, int, str]]:
+        """End, start and text of each stop that ends after the first ``before`` characters."""
+        for stop in self._stops:
+            start = text.find(stop, max(0, before - len(stop) + 1))
+            if start >= 0:
+                yield start + len(stop), start, stop
 
     def finish(self) -> str:
         """Return what was held back; no stop came of it."""
@@ -51,7 +57,7 @@ class StopStrings:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that ``stop`` begins with, and does not end with."""
+    """Length of the longest end of ``text`` that ``stop`` begins with and is longer than."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -1,7 +1,7 @@
 """Answers that follow a grammar: compiled once, away from the step loop, and stepped token by token.
 
-The work is llguidance's (docs/decisions/0016): a grammar compiles in about a millisecond, the next mask takes
-tens of microseconds, and the library says which tokens are forced, so that no step is spent on them.
+The work is llguidance's (docs/decisions/0016): most grammars compile in about a millisecond, the next mask
+takes tens of microseconds, and the library says which tokens are forced, so that no step is spent on them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class StructureCompiler:
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._vocabulary: llguidance.LLTokenizer | None = None
         self._matchers: OrderedDict[Structure, llguidance.LLMatcher] = OrderedDict()
@@ -127,7 +127,7 @@ class StructureCompiler:
             grammar = _grammar_of(structure)
             error = llguidance.LLMatcher.validate_grammar(grammar, self._lexicon())
             matcher = llguidance.LLMatcher(self._lexicon(), grammar, log_level=0)
-        except (ValueError, TypeError) as failure:
+        except Exception as failure:  # of the library, over what the user wrote; some are of no narrower class
             error = first_line(failure)
         if error or (error := matcher.get_error()):
             raise RequestError(
@@ -142,7 +142,7 @@ class StructureCompiler:
         with self._lock:
             if self._vocabulary is None:
                 self._vocabulary = llguidance.hf.from_tokenizer(
-                    self._tokenizer, n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None
+                    self._tokenizer, n_vocab=self.vocab_size, eos_token=self._eos_token_ids or None
                 )
             return self._vocabulary
 

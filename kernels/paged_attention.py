@@ -15,18 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from .bulk_index import BulkIndex
 
+_SHORT_CHUNK = 8
+"""Query tokens, such as those that a grammar forced, that cost less among the decodes than in a call of their own."""
+
 
 @dataclass(frozen=True)
 class SequenceGroup:
     """Sequences that are attended to in one call because they are about equally long.
 
-    Either any number of decodes (one query token each) or exactly one prefill chunk.
+    Either any number of decodes (one query token each; the tokens of a short chunk are as many decodes) or exactly one
+    prefill chunk.
     """
 
     query_rows: torch.Tensor
@@ -86,24 +91,19 @@ class AttentionLayout:
         Raises:
             ValueError: where a sequence has no query token, or fewer context than query tokens.
         """
-        starts = [0]
-        for query_len, context_len in zip(query_lens, context_lens, strict=True):
-            if not 1 <= query_len <= context_len:
-                raise ValueError(f"a sequence has {query_len} query tokens and {context_len} context tokens")
-            starts.append(starts[-1] + query_len)
-        blocks_used = [-(-context_len // block_size) for context_len in context_lens]
-        decodes = sorted((i for i, n in enumerate(query_lens) if n == 1), key=blocks_used.__getitem__)
-        members = _split_by_length(decodes, blocks_used)
-        members += [[i] for i, n in enumerate(query_lens) if n > 1]
+        calls = _calls(query_lens, context_lens, block_size)
+        decodes = sorted((call for call in calls if call.query_len == 1), key=_blocks)
+        members = _split_by_length(decodes)
+        members += [[call] for call in calls if call.query_len > 1]
         groups = []
         for group in members:
-            width, query_len = max(blocks_used[i] for i in group), query_lens[group[0]]
-            rows = [row for i in group for row in range(starts[i], starts[i + 1])]
+            width, query_len = max(call.blocks for call in group), group[0].query_len
+            rows = [row for call in group for row in range(call.row, call.row + query_len)]
             blocks: list[int] = []
-            for i in group:
-                blocks += block_tables[i][: blocks_used[i]]
-                blocks += [0] * (width - blocks_used[i])
-            positions = [p for i in group for p in range(context_lens[i] - query_len, context_lens[i])]
+            for call in group:
+                blocks += block_tables[call.sequence][: call.blocks]
+                blocks += [0] * (width - call.blocks)
+            positions = [p for call in group for p in range(call.context_len - query_len, call.context_len)]
             groups.append(_GroupLayout(len(group), query_len, bulk.put(rows), bulk.put(blocks), bulk.put(positions)))
         return cls(bulk.put(slots), tuple(groups), block_size)
 
@@ -135,17 +135,51 @@ class AttentionBatch:
     groups: tuple[SequenceGroup, ...]
 
 
-def _split_by_length(ordered: list[int], blocks_used: list[int]) -> list[list[int]]:
-    """Split sequences, shortest first, so that none is padded by more than a quarter of its length and a block.
+class _Call(NamedTuple):
+    """Query tokens that stand together, and what they may see at most."""
+
+    sequence: int
+    row: int
+    """Of the flat query, where they begin."""
+    query_len: int
+    context_len: int
+    blocks: int
+
+
+def _calls(query_lens: Sequence[int], context_lens: Sequence[int], block_size: int) -> list[_Call]:
+    """What has to be attended to, the tokens of short chunks one by one.
+
+    Raises:
+        ValueError: where a sequence has no query token, or fewer context than query tokens.
+    """
+    calls: list[_Call] = []
+    row = 0
+    for sequence, (query_len, context_len) in enumerate(zip(query_lens, context_lens, strict=True)):
+        if not 1 <= query_len <= context_len:
+            raise ValueError(f"a sequence has {query_len} query tokens and {context_len} context tokens")
+        step = 1 if query_len <= _SHORT_CHUNK else query_len
+        for end in range(step, query_len + 1, step):
+            seen = context_len - query_len + end
+            calls.append(_Call(sequence, row + end - step, step, seen, -(-seen // block_size)))
+        row += query_len
+    return calls
+
+
+def _blocks(call: _Call) -> int:
+    return call.blocks
+
+
+def _split_by_length(ordered: list[_Call]) -> list[list[_Call]]:
+    """Split decodes, shortest first, so that none is padded by more than a quarter of its length and a block.
 
     Padding is gathered and multiplied like the rest, and costs more than another group does.
     """
-    groups: list[list[int]] = []
-    for index in ordered:
-        if groups and blocks_used[index] <= 1.25 * blocks_used[groups[-1][0]] + 1:
-            groups[-1].append(index)
+    groups: list[list[_Call]] = []
+    for call in ordered:
+        if groups and call.blocks <= 1.25 * groups[-1][0].blocks + 1:
+            groups[-1].append(call)
         else:
-            groups.append([index])
+            groups.append([call])
     return groups
 
 

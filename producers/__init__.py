@@ -3,11 +3,14 @@
 from .aclient import AsyncClient
 from .client import Client
 from .errors import (
+    AccessDenied,
     BrokerUnavailable,
     HeadraceError,
     InvalidRequest,
     JobFailed,
     JobNotFound,
+    MalformedUrl,
+    QueueFull,
     StreamPositionError,
     WaitTimeout,
 )
@@ -16,6 +19,7 @@ from .results import ErrorInfo, JobResult, JobState, JobStatus
 from .schema import GenerationRequest
 
 __all__ = [
+    "AccessDenied",
     "AsyncClient",
     "BrokerUnavailable",
     "Client",
@@ -31,6 +35,8 @@ __all__ = [
     "JobResult",
     "JobState",
     "JobStatus",
+    "MalformedUrl",
+    "QueueFull",
     "Reset",
     "Started",
     "StreamPositionError",

@@ -15,11 +15,22 @@ from .client import SUBMIT_CHUNK, URL_VARIABLE, block_ms, stream_bounds, stream_
 from .connection import DEFAULT_URL, broker_errors, connect_async
 from .errors import WaitTimeout
 from .events import START, DeltaOrder, Event, Finished, check_position, check_replayable, parse_event
-from .hints import HintSender
+from .hints import HintSender, celery_queue, unheard
 from .keys import Keys
-from .ledger import EVENT_LIMIT, Submission, script_source, submit_arguments
-from .records import DEFAULT_RETENTION_S, job_not_found, parse_status, submissions
+from .ledger import EVENT_LIMIT, Submission, Submitted, script_source, submit_batches
+from .limits import ACCEPTED, check_submitted
+from .memory_guard import MemoryGuard
+from .records import (
+    DEFAULT_RETENTION_S,
+    STATE_FIELDS,
+    job_not_found,
+    may_have_expired,
+    parse_request,
+    parse_status,
+    submissions,
+)
 from .results import JobResult, JobState, JobStatus
+from .tenants import Access, Credentials, TenantCheck
 
 
 class AsyncClient:
@@ -29,15 +40,23 @@ class AsyncClient:
     """
 
     def __init__(
-        self, url: str | None = None, *, prefix: str | None = None, retention_s: int = DEFAULT_RETENTION_S
+        self,
+        url: str | None = None,
+        *,
+        prefix: str | None = None,
+        retention_s: int = DEFAULT_RETENTION_S,
+        tenant: str | None = None,
+        tenant_token: str | None = None,
     ) -> None:
         self.url = url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
         self.keys = Keys.chosen(prefix)
         self._redis = connect_async(self.url)
-        self._submit_script = self._redis.register_script(script_source("submit"))
-        self._cancel_script = self._redis.register_script(script_source("cancel"))
+        names = ("submit", "cancel", "expire")
+        self._scripts = {name: self._redis.register_script(script_source(name)) for name in names}
         self._hints = HintSender(self.url)
         self._retention_s = retention_s
+        self._tenant = TenantCheck(self.keys, Credentials.chosen(tenant, tenant_token))
+        self._memory = MemoryGuard(self.keys)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -57,9 +76,8 @@ class AsyncClient:
     ) -> str:
         """Queue one job and return its id."""
         ids = None if job_id is None else [job_id]
-        [job] = submissions([request], parameters, job_ids=ids, group=group, retention_s=self._retention_s)
-        await self._submit([job])
-        return job.job_id
+        [job_id] = await self.submit_many([request], job_ids=ids, group=group, **parameters)
+        return job_id
 
     async def submit_many(
         self,
@@ -70,7 +88,14 @@ class AsyncClient:
         **parameters: Any,
     ) -> list[str]:
         """Queue many jobs and return their ids."""
-        jobs = submissions(requests, parameters, job_ids=job_ids, group=group, retention_s=self._retention_s)
+        jobs = submissions(
+            requests,
+            parameters,
+            job_ids=job_ids,
+            group=group,
+            retention_s=self._retention_s,
+            access=await self.access(),
+        )
         await self._submit(jobs)
         return [job.job_id for job in jobs]
 
@@ -78,19 +103,38 @@ class AsyncClient:
         with broker_errors(self.url):
             for start in range(0, len(jobs), SUBMIT_CHUNK):
                 chunk = jobs[start : start + SUBMIT_CHUNK]
+                await self._memory.check_async(self._redis, jobs[:start])
                 async with self._redis.pipeline(transaction=False) as pipe:
-                    for job in chunk:
-                        await self._submit_script(args=[self.keys.prefix, *submit_arguments(job)], client=pipe)
-                    await pipe.execute()
-                for queue in {job.queue for job in chunk}:
-                    # Celery blocks; a thread keeps the event loop free.
-                    await asyncio.to_thread(self._hints.send, queue)
+                    for batch in submit_batches(chunk):
+                        await self._scripts["submit"](args=[self.keys.prefix, *batch], client=pipe)
+                    replies = [Submitted(reply) for batch in await pipe.execute() for reply in batch]
+                for queue in unheard(chunk, replies):
+                    waiting: Any = await self._redis.llen(celery_queue(queue))
+                    if not waiting:
+                        # Celery blocks; a thread keeps the event loop free.
+                        await asyncio.to_thread(self._hints.send, queue)
+                if any(reply not in ACCEPTED for reply in replies):
+                    limits: Any = await self._redis.hgetall(self.keys.limits)
+                    check_submitted(chunk, replies, limits, queued_before=jobs[:start])
+
+    async def access(self) -> Access:
+        """What this client may do, as Redis said within the last seconds."""
+        return await self._tenant.ask_async(self._redis, self.url)
+
+    async def _check_own(self, job_id: str) -> None:
+        """Check that a job is the caller's; one of another tenant is not there for it."""
+        access = await self.access()
+        if access.restricted:
+            owner: Any = await self._redis.hget(self.keys.job(job_id), "tenant")
+            if not access.may_see(owner):
+                raise job_not_found(job_id)
 
     async def stream(self, job_id: str, *, after: str = START, timeout: float | None = None) -> AsyncIterator[Event]:
         """Replay a job's events after a position, then follow them to the end."""
         check_position(after)
         deadline = None if timeout is None else time.monotonic() + timeout
         with broker_errors(self.url):
+            await self._check_own(job_id)
             await self._last_position(job_id, after)
             order, position = DeltaOrder(after), after
             while True:
@@ -123,15 +167,22 @@ class AsyncClient:
         return stream_bounds(info)
 
     async def _state(self, job_id: str) -> JobState:
-        state: Any = await self._redis.hget(self.keys.job(job_id), "state")
+        record: Any = await self._redis.hmget(self.keys.job(job_id), STATE_FIELDS)
+        state, deadline = record
         if state is None:
             raise job_not_found(job_id)
+        if may_have_expired({"state": state, "deadline_ms": deadline}) and await self._expire(job_id):
+            return JobState.EXPIRED
         return JobState(state)
+
+    async def _expire(self, job_id: str) -> bool:
+        return bool(await self._scripts["expire"](args=[self.keys.prefix, job_id, EVENT_LIMIT]))
 
     async def result(self, job_id: str, *, timeout: float | None = None) -> JobResult:
         """Wait for a job's end and return its result."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with broker_errors(self.url):
+            await self._check_own(job_id)
             while True:
                 # The position is read first: an ending that comes between the two reads is then still ahead.
                 _, position, _ = await self._bounds(job_id)
@@ -146,13 +197,24 @@ class AsyncClient:
     async def status(self, job_id: str) -> JobStatus:
         """Where a job is now."""
         with broker_errors(self.url):
+            await self._check_own(job_id)
             record: Any = await self._redis.hgetall(self.keys.job(job_id))
+            if may_have_expired(record) and await self._expire(job_id):
+                record = await self._redis.hgetall(self.keys.job(job_id))
         return parse_status(job_id, record)
+
+    async def request(self, job_id: str) -> dict[str, Any]:
+        """The body of a job, with its defaults and the seed that was drawn for it."""
+        with broker_errors(self.url):
+            await self._check_own(job_id)
+            document: Any = await self._redis.hget(self.keys.job(job_id), "request")
+        return parse_request(job_id, document)
 
     async def cancel(self, job_id: str) -> JobState:
         """Cancel a job and return its state afterwards."""
         with broker_errors(self.url):
-            state = await self._cancel_script(args=[self.keys.prefix, job_id, EVENT_LIMIT])
+            await self._check_own(job_id)
+            state = await self._scripts["cancel"](args=[self.keys.prefix, job_id, EVENT_LIMIT])
         if state is None:
             raise job_not_found(job_id)
         return JobState(state)

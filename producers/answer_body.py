@@ -6,15 +6,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from .results import Choice, ErrorInfo, JobResult, TokenLogprob
+from .results import Choice, ErrorInfo, JobResult, Token, TokenLogprob
 from .schema import CHAT_ENDPOINT, GenerationRequest
+from .text_offsets import text_offsets
 
 
 def answer_body(request: GenerationRequest, result: JobResult) -> dict[str, Any]:
     """The body of a successful response.
 
     Beside OpenAI's fields stand vLLM's, where they say something: ``stop_reason`` of a choice that a stop of the
-    user's ended, and ``prompt_logprobs`` where they were asked for.
+    user's ended, and ``prompt_logprobs`` where they were asked for, in a chat's body and in a completion's choices.
     """
     chat = request.endpoint == CHAT_ENDPOINT
     choices = [_chat_choice(choice) if chat else _text_choice(choice, request, result) for choice in result.choices]
@@ -27,7 +28,9 @@ def answer_body(request: GenerationRequest, result: JobResult) -> dict[str, Any]
         "usage": usage(result),
     }
     if request.prompt_logprobs is not None:
-        body["prompt_logprobs"] = [None if one is None else _by_token_id(one) for one in result.prompt_logprobs or []]
+        scored = [None if one is None else _by_token_id(one) for one in result.prompt_logprobs or []]
+        for place in [body] if chat else choices:
+            place["prompt_logprobs"] = scored
     return body
 
 
@@ -73,24 +76,34 @@ def _chat_logprob(one: TokenLogprob) -> dict[str, Any]:
 def _text_choice(choice: Choice, request: GenerationRequest, result: JobResult) -> dict[str, Any]:
     logprobs = None
     if choice.logprobs is not None:
-        echoed = result.prompt_logprobs or [] if request.echo else []
-        logprobs = _text_logprobs([*echoed, *choice.logprobs], request.reported_logprobs or 0)
+        echoed = _echoed_tokens(result) if request.echo else []
+        logprobs = _text_logprobs(choice.text, [*echoed, *choice.logprobs], request.reported_logprobs or 0)
     return {**_ending(choice), "text": choice.text, "logprobs": logprobs}
 
 
-def _text_logprobs(tokens: Sequence[TokenLogprob | None], count: int) -> dict[str, Any]:
-    """The columns of OpenAI's older form. Of a prompt's first token there is neither text nor probability."""
-    texts = ["" if one is None else one.token for one in tokens]
-    offsets = [0]
-    for text in texts[:-1]:
-        offsets.append(offsets[-1] + len(text))
-    top = [None if one is None else {t.token: t.logprob for t in one.top_logprobs} for one in tokens]
+def _echoed_tokens(result: JobResult) -> list[Token]:
+    """The prompt's tokens; the first has no probability."""
+    first = [] if result.first_prompt_token is None else [result.first_prompt_token]
+    return [*first, *(one for one in result.prompt_logprobs or [] if one is not None)]
+
+
+def _text_logprobs(text: str, tokens: Sequence[Token], count: int) -> dict[str, Any]:
+    """The columns of OpenAI's older form."""
+    scored = [one if isinstance(one, TokenLogprob) else None for one in tokens]
     return {
-        "tokens": texts,
-        "token_logprobs": [None if one is None else one.logprob for one in tokens],
-        "top_logprobs": top if count else None,
-        "text_offset": offsets[: len(texts)],
+        "tokens": [one.token for one in tokens],
+        "token_logprobs": [None if one is None else one.logprob for one in scored],
+        "top_logprobs": [None if one is None else _by_text(one) for one in scored] if count else None,
+        "text_offset": text_offsets(text, [bytes(one.bytes) for one in tokens]),
     }
+
+
+def _by_text(one: TokenLogprob) -> dict[str, float]:
+    """The likeliest tokens and the token itself by their texts; of several that look alike, the likeliest."""
+    found: dict[str, float] = {}
+    for likely in (*one.top_logprobs, one):
+        found.setdefault(likely.token, likely.logprob)
+    return found
 
 
 def _by_token_id(one: TokenLogprob) -> dict[str, Any]:

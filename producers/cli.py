@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from .client import URL_VARIABLE, Client
 from .connection import DEFAULT_URL
+from .dead_command import app as dead_app
 from .engine_flags import EngineFlags, with_engine_flags
-from .errors import BrokerUnavailable, HeadraceError
-from .events import Delta, Finished, Reset
-from .exit_codes import BAD_INPUT, FAILED_ROWS, INTERRUPTED, NO_BROKER, NO_WORKER, TABLE
-from .results import JobResult, JobState
+from .errors import AccessDenied, BrokerUnavailable, HeadraceError, MalformedUrl, QueueFull
+from .exit_codes import ACCESS_DENIED, BAD_INPUT, INTERRUPTED, NO_BROKER, NO_WORKER, QUEUE_FULL, TABLE
+from .health_command import health
+from .limits_command import app as limits_app
+from .server_url import without_password
+from .stream_command import stream as follow
+from .tenants_command import app as tenants_app
 
 app = typer.Typer(
     help=f"""Batch inference for language models over a message queue.
@@ -27,9 +32,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(dead_app, name="dead")
+app.add_typer(limits_app, name="limits")
+app.add_typer(tenants_app, name="tenants")
 
 Redis = Annotated[
-    str, typer.Option(help="URL of the Redis server: redis://, rediss:// or unix://.", envvar=URL_VARIABLE)
+    str, typer.Option(help="URL of the Redis server: redis://, rediss://, unix:// or sentinel://.", envvar=URL_VARIABLE)
 ]
 JobId = Annotated[str, typer.Argument(help="The id that `headrace submit` printed.", show_default=False)]
 
@@ -89,18 +97,28 @@ def submit(
     top_k: Annotated[int | None, typer.Option(help="Keep this many of the likeliest tokens.")] = None,
     min_p: Annotated[float | None, typer.Option(help="Keep tokens this likely, relative to the best.")] = None,
     seed: Annotated[int | None, typer.Option(help="Equal seeds give equal tokens.")] = None,
+    priority: Annotated[int | None, typer.Option(help="0, the soonest and the default, to 9.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="On whose account.")] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Any field of the request's body; may be repeated. VALUE is JSON, or else a text.",
+        ),
+    ] = None,
 ) -> None:
     """Queue one job and print its id.
 
     \b
     Examples:
       headrace submit "Name three rivers." --max-tokens 50
+      headrace submit "Name a river." --param n=3 --param 'stop=["."]' --param guided_regex='[A-Z][a-z]+'
       headrace stream $(headrace submit "Tell me a story.")
     """
     text = sys.stdin.read() if prompt == "-" else prompt
     messages = [{"role": "system", "content": system}] if system else []
     prompt_field = {"prompt": text} if raw else {"messages": [*messages, {"role": "user", "content": text}]}
-    body = {
+    body: dict[str, Any] = {
         **prompt_field,
         "model": model,
         "max_tokens": max_tokens,
@@ -109,33 +127,53 @@ def submit(
         "top_k": top_k,
         "min_p": min_p,
         "seed": seed,
+        "priority": priority,
+        "tenant": tenant,
     }
+    for name, value in _parameters(param or []).items():
+        if body.get(name) is not None:
+            raise typer.BadParameter(f"--param {name} is given already, by the prompt or an option of its own")
+        body[name] = value
     with Client(redis) as client:
         print(client.submit(body))
 
 
+def _parameters(pairs: list[str]) -> dict[str, Any]:
+    """Fields of a body from texts of the form NAME=VALUE."""
+    fields: dict[str, Any] = {}
+    for pair in pairs:
+        name, separator, text = pair.partition("=")
+        if not (name and separator):
+            raise typer.BadParameter(f"{pair!r} is no parameter; write NAME=VALUE, such as n=3")
+        if name in fields:
+            raise typer.BadParameter(f"{name} is given twice")
+        fields[name] = _json_or_text(text)
+    return fields
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
 @app.command()
-def stream(job_id: JobId, redis: Redis = DEFAULT_URL) -> None:
+def stream(
+    job_id: JobId,
+    redis: Redis = DEFAULT_URL,
+    index: Annotated[
+        int | None, typer.Option(min=0, help="Which of several answers; 0, the first, by default.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Each event as a line of JSON, of all answers.")] = False,
+) -> None:
     """Print a job's text as it comes, from its beginning."""
     with Client(redis) as client:
-        for event in client.stream(job_id):
-            if isinstance(event, Delta):
-                sys.stdout.write(event.text)
-                sys.stdout.flush()
-            elif isinstance(event, Reset):
-                print("\n[the job starts over on another worker]", file=sys.stderr)
-            elif isinstance(event, Finished):
-                sys.stdout.write("\n")
-                raise typer.Exit(_report_end(event.result))
-
-
-def _report_end(result: JobResult) -> int:
-    """Say how a job ended, where it has no answer; returns the exit code."""
-    if result.state is JobState.SUCCEEDED:
-        return 0
-    reason = f": {result.error.message}" if result.error else ""
-    print(f"job {result.job_id} {result.state.value}{reason}", file=sys.stderr)
-    return FAILED_ROWS
+        raise typer.Exit(follow(client, job_id, index=index, as_json=as_json))
 
 
 @app.command()
@@ -168,10 +206,13 @@ def models(redis: Redis = DEFAULT_URL) -> None:
     with Client(redis) as client:
         workers = client.workers()
     if not workers:
-        print(f"no worker listens at {client.url}; start one with `headrace worker`", file=sys.stderr)
+        print(f"no worker listens at {without_password(client.url)}; start one with `headrace worker`", file=sys.stderr)
         raise typer.Exit(NO_WORKER)
     for info in sorted(workers, key=lambda info: (info.model, info.worker_id)):
         print(f"{info.model}\t{info.state}\t{info.running}\t{info.worker_id}")
+
+
+app.command()(health)
 
 
 def main() -> None:
@@ -179,7 +220,11 @@ def main() -> None:
     try:
         app(prog_name="headrace")
     except BrokerUnavailable as error:
-        _exit(error, NO_BROKER)
+        _exit(error, BAD_INPUT if isinstance(error, MalformedUrl) else NO_BROKER)
+    except QueueFull as error:
+        _exit(error, QUEUE_FULL)
+    except AccessDenied as error:
+        _exit(error, ACCESS_DENIED)
     except HeadraceError as error:
         _exit(error, BAD_INPUT)
     except KeyboardInterrupt:

@@ -13,11 +13,23 @@ from redis.exceptions import ResponseError
 from .connection import DEFAULT_URL, broker_errors, connect
 from .errors import WaitTimeout
 from .events import START, DeltaOrder, Event, Finished, check_position, check_replayable, parse_event
-from .hints import HintSender
+from .hints import HintSender, celery_queue, unheard
 from .keys import Keys
 from .ledger import Ledger, Submission
-from .records import DEFAULT_RETENTION_S, WorkerInfo, job_not_found, parse_status, submissions
+from .limits import ACCEPTED, check_submitted
+from .memory_guard import MemoryGuard
+from .records import (
+    DEFAULT_RETENTION_S,
+    STATE_FIELDS,
+    WorkerInfo,
+    job_not_found,
+    may_have_expired,
+    parse_request,
+    parse_status,
+    submissions,
+)
 from .results import JobResult, JobState, JobStatus
+from .tenants import Access, Credentials, TenantCheck
 
 URL_VARIABLE = "HEADRACE_REDIS_URL"
 SUBMIT_CHUNK = 500
@@ -39,15 +51,26 @@ class Client:
             print(client.result(job).completion_tokens)
 
     Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``; by default ``$HEADRACE_REDIS_URL``, else localhost.
+        url: ``redis://``, ``rediss://``, ``unix://`` or ``sentinel://``; by default ``$HEADRACE_REDIS_URL``, else
+            localhost.
         prefix: of all keys, the same as the workers'; by default ``$HEADRACE_PREFIX``, else ``headrace``.
         retention_s: life of a job's record and log after its end.
+        tenant: on whose account jobs are submitted, and whose jobs are there where tenants are kept apart
+            (:mod:`headrace.producers.tenants`); by default ``$HEADRACE_TENANT``.
+        tenant_token: the tenant's token, for such a server; by default ``$HEADRACE_TENANT_TOKEN``.
 
-    Every method raises :class:`BrokerUnavailable` where Redis does not answer.
+    Every method raises :class:`BrokerUnavailable` where Redis does not answer, and :class:`AccessDenied` where it
+    keeps tenants apart and the token is not right.
     """
 
     def __init__(
-        self, url: str | None = None, *, prefix: str | None = None, retention_s: int = DEFAULT_RETENTION_S
+        self,
+        url: str | None = None,
+        *,
+        prefix: str | None = None,
+        retention_s: int = DEFAULT_RETENTION_S,
+        tenant: str | None = None,
+        tenant_token: str | None = None,
     ) -> None:
         self.url = url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
         self.keys = Keys.chosen(prefix)
@@ -55,6 +78,8 @@ class Client:
         self._ledger = Ledger(self._redis, self.keys)
         self._hints = HintSender(self.url)
         self._retention_s = retention_s
+        self._tenant = TenantCheck(self.keys, Credentials.chosen(tenant, tenant_token))
+        self._memory = MemoryGuard(self.keys)
 
     def __enter__(self) -> Client:
         return self
@@ -83,11 +108,12 @@ class Client:
 
         Raises:
             InvalidRequest: naming the parameter at fault.
+            QueueFull: where too many jobs wait already, or Redis is nearly full.
+            AccessDenied: where the body names another tenant.
         """
         ids = None if job_id is None else [job_id]
-        [job] = submissions([request], parameters, job_ids=ids, group=group, retention_s=self._retention_s)
-        self._submit([job])
-        return job.job_id
+        [job_id] = self.submit_many([request], job_ids=ids, group=group, **parameters)
+        return job_id
 
     def submit_many(
         self,
@@ -104,8 +130,17 @@ class Client:
 
         Raises:
             InvalidRequest: naming the parameter at fault.
+            QueueFull: where too many jobs wait already, or Redis is nearly full; some may have been queued.
+            AccessDenied: where a body names another tenant.
         """
-        jobs = submissions(requests, parameters, job_ids=job_ids, group=group, retention_s=self._retention_s)
+        jobs = submissions(
+            requests,
+            parameters,
+            job_ids=job_ids,
+            group=group,
+            retention_s=self._retention_s,
+            access=self.access(),
+        )
         self._submit(jobs)
         return [job.job_id for job in jobs]
 
@@ -113,9 +148,34 @@ class Client:
         with broker_errors(self.url):
             for start in range(0, len(jobs), SUBMIT_CHUNK):
                 chunk = jobs[start : start + SUBMIT_CHUNK]
-                self._ledger.submit(chunk)
-                for queue in {job.queue for job in chunk}:
-                    self._hints.send(queue)
+                self._memory.check(self._redis, jobs[:start])
+                replies = self._ledger.submit(chunk)
+                for queue in unheard(chunk, replies):
+                    if not self._redis.llen(celery_queue(queue)):
+                        self._hints.send(queue)
+                if any(reply not in ACCEPTED for reply in replies):
+                    limits: Any = self._redis.hgetall(self.keys.limits)
+                    check_submitted(chunk, replies, limits, queued_before=jobs[:start])
+
+    def access(self) -> Access:
+        """What this client may do, as Redis said within the last seconds.
+
+        Raises:
+            AccessDenied: where it may do nothing.
+        """
+        return self._tenant.ask(self._redis, self.url)
+
+    def _check_own(self, job_id: str) -> None:
+        """Check that a job is the caller's; one of another tenant is not there for it.
+
+        Raises:
+            JobNotFound: where it is not.
+        """
+        access = self.access()
+        if access.restricted:
+            owner: Any = self._redis.hget(self.keys.job(job_id), "tenant")
+            if not access.may_see(owner):
+                raise job_not_found(job_id)
 
     def stream(self, job_id: str, *, after: str = START, timeout: float | None = None) -> Iterator[Event]:
         """Replay a job's events after a position, then follow them to the end.
@@ -138,6 +198,7 @@ class Client:
         check_position(after)
         deadline = None if timeout is None else time.monotonic() + timeout
         with broker_errors(self.url):
+            self._check_own(job_id)
             self._last_position(job_id, after)
             order, position = DeltaOrder(after), after
             while True:
@@ -169,9 +230,12 @@ class Client:
         return stream_bounds(info)
 
     def _state(self, job_id: str) -> JobState:
-        state: Any = self._redis.hget(self.keys.job(job_id), "state")
+        record: Any = self._redis.hmget(self.keys.job(job_id), STATE_FIELDS)
+        state, deadline = record
         if state is None:
             raise job_not_found(job_id)
+        if may_have_expired({"state": state, "deadline_ms": deadline}) and self._ledger.expire(job_id):
+            return JobState.EXPIRED
         return JobState(state)
 
     def result(self, job_id: str, *, timeout: float | None = None) -> JobResult:
@@ -183,6 +247,7 @@ class Client:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with broker_errors(self.url):
+            self._check_own(job_id)
             while True:
                 # The position is read first: an ending that comes between the two reads is then still ahead.
                 _, position, _ = self._bounds(job_id)
@@ -201,8 +266,21 @@ class Client:
             JobNotFound: where there is no such job.
         """
         with broker_errors(self.url):
+            self._check_own(job_id)
             record: Any = self._redis.hgetall(self.keys.job(job_id))
+            if may_have_expired(record) and self._ledger.expire(job_id):
+                record = self._redis.hgetall(self.keys.job(job_id))
         return parse_status(job_id, record)
+
+    def request(self, job_id: str) -> dict[str, Any]:
+        """The body of a job, with its defaults and the seed that was drawn for it.
+
+        Raises:
+            JobNotFound: where there is no such job.
+        """
+        with broker_errors(self.url):
+            self._check_own(job_id)
+            return parse_request(job_id, self._redis.hget(self.keys.job(job_id), "request"))
 
     def cancel(self, job_id: str) -> JobState:
         """Cancel a job, queued or running; one that has ended keeps its result.
@@ -214,6 +292,7 @@ class Client:
             JobNotFound: where there is no such job.
         """
         with broker_errors(self.url):
+            self._check_own(job_id)
             state = self._ledger.cancel(job_id)
         if state is None:
             raise job_not_found(job_id)
@@ -221,14 +300,15 @@ class Client:
 
     def results(self, job_ids: Sequence[str]) -> dict[str, JobResult]:
         """Results of those of the jobs that have ended, in one round trip."""
+        access = self.access()
         with broker_errors(self.url), self._redis.pipeline(transaction=False) as pipe:
             for job_id in job_ids:
-                pipe.hget(self.keys.job(job_id), "result")
+                pipe.hmget(self.keys.job(job_id), "result", "tenant")
             replies = pipe.execute()
         return {
-            job_id: JobResult.model_validate_json(reply)
-            for job_id, reply in zip(job_ids, replies, strict=True)
-            if reply is not None
+            job_id: JobResult.model_validate_json(result)
+            for job_id, (result, owner) in zip(job_ids, replies, strict=True)
+            if result is not None and access.may_see(owner)
         }
 
     def endings(self, group: str, *, after: str = START, block_ms: int = BLOCK_MS) -> list[tuple[str, str]]:
@@ -237,19 +317,40 @@ class Client:
         Returns:
             Pairs of position and job id, in the order of ending; empty where none ended in time.
         """
+        access, until = self.access(), time.monotonic() + block_ms / 1000
         with broker_errors(self.url):
-            reply: Any = self._redis.xread({self.keys.group(group): after}, count=1000, block=block_ms)
-        return [(position, fields["id"]) for position, fields in stream_entries(reply)]
+            while True:
+                reply: Any = self._redis.xread({self.keys.group(group): after}, count=1000, block=block_ms)
+                ended = [(position, fields["id"]) for position, fields in stream_entries(reply)]
+                own = self._own(ended, access)
+                block_ms = int((until - time.monotonic()) * 1000)
+                if own or not ended or block_ms < 1:
+                    return own
+                after = ended[-1][0]
+
+    def _own(self, ended: list[tuple[str, str]], access: Access) -> list[tuple[str, str]]:
+        """Those of a group's endings that the caller may see: others may use the same name."""
+        if not access.restricted:
+            return ended
+        with self._redis.pipeline(transaction=False) as pipe:
+            for _, job_id in ended:
+                pipe.hget(self.keys.job(job_id), "tenant")
+            return [pair for pair, owner in zip(ended, pipe.execute(), strict=True) if access.may_see(owner)]
 
     def workers(self) -> list[WorkerInfo]:
-        """Workers that are alive."""
+        """Workers that are alive and have their model; those that still load it are left out."""
+        self.access()
         with broker_errors(self.url):
             ids: Any = self._redis.zrange(self.keys.workers, 0, -1)
             with self._redis.pipeline(transaction=False) as pipe:
                 for worker_id in ids:
                     pipe.hgetall(self.keys.worker(worker_id))
                 records = pipe.execute()
-        return [WorkerInfo.parse(worker_id, record) for worker_id, record in zip(ids, records, strict=True) if record]
+        return [
+            WorkerInfo.parse(worker_id, record)
+            for worker_id, record in zip(ids, records, strict=True)
+            if record and record["state"] != "starting"
+        ]
 
 
 def block_ms(deadline: float | None) -> int:

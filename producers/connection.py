@@ -1,12 +1,10 @@
-"""Connections to Redis, from one URL."""
+"""Connections to Redis, from one URL; through sentinels, they follow the primary wherever it goes."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 from redis import ConnectionPool, Redis
 from redis.asyncio import ConnectionPool as AsyncConnectionPool
@@ -16,52 +14,60 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .errors import BrokerUnavailable
+from .sentinel import async_sentinel_pool, sentinel_pool
+from .server_url import DEFAULT_URL, ServerUrl, check_files, parse_server_url, without_password
 
-DEFAULT_URL = "redis://localhost:6379/0"
-SCHEMES = ("redis", "rediss", "unix")
+__all__ = [
+    "DEFAULT_URL",
+    "broker_errors",
+    "connect",
+    "connect_async",
+    "reason_of",
+    "without_password",
+]
+
 _CONNECT_SECONDS = 5.0
 # Longer than any blocking read, so that only a dead connection reaches it.
 _SOCKET_SECONDS = 30.0
-# Read off the text and not parsed: in a password that was not escaped, any character may stand.
-_LOGIN = re.compile(r"^(\w+://)?+(?!/)([^:@/?#]*):.*@")
-_PASSWORD_FIELD = re.compile(r"([?&]password=)[^&#]*")
 
 
-def connect(url: str) -> Redis:
-    """A client for a URL; it connects on first use.
+def connect(url: str, *, socket_seconds: float = _SOCKET_SECONDS) -> Redis:
+    """A client for a URL (:func:`parse_server_url`); it connects on first use.
+
+    Args:
+        socket_seconds: how long an answer may take, where the URL does not say.
 
     Raises:
-        BrokerUnavailable: where the URL is none.
+        MalformedUrl: where the URL is none, or names a file that does not exist.
     """
-    return Redis(connection_pool=_checked_pool(ConnectionPool, url))
+    parsed = parse_server_url(url)
+    check_files(parsed, url)
+    options = _options(parsed, socket_seconds)
+    if parsed.sentinels:
+        return Redis.from_pool(sentinel_pool(parsed, **options))
+    return Redis.from_pool(ConnectionPool.from_url(url, **options))
 
 
 def connect_async(url: str) -> AsyncRedis:
-    """An asyncio client for a URL; it connects on first use.
+    """An asyncio client for a URL (:func:`parse_server_url`); it connects on first use.
 
     Raises:
-        BrokerUnavailable: where the URL is none.
+        MalformedUrl: where the URL is none, or names a file that does not exist.
     """
-    return AsyncRedis(connection_pool=_checked_pool(AsyncConnectionPool, url))
+    parsed = parse_server_url(url)
+    check_files(parsed, url)
+    options = _options(parsed, _SOCKET_SECONDS)
+    if parsed.sentinels:
+        return AsyncRedis.from_pool(async_sentinel_pool(parsed, **options))
+    return AsyncRedis.from_pool(AsyncConnectionPool.from_url(url, **options))
 
 
-def _checked_pool(pool_class: Any, url: str) -> Any:
-    if urlsplit(url).scheme not in SCHEMES:
-        raise BrokerUnavailable(
-            f"{without_password(url)!r} is no Redis URL; it must look like {DEFAULT_URL}, rediss://... or unix:///path"
-        )
-    timeouts: dict[str, Any] = {"socket_timeout": _SOCKET_SECONDS}
-    if not url.startswith("unix:"):
-        timeouts["socket_connect_timeout"] = _CONNECT_SECONDS
-    try:
-        return pool_class.from_url(url, decode_responses=True, **timeouts)
-    except ValueError as error:  # its text may quote a part of the password
-        raise BrokerUnavailable(f"{without_password(url)!r} is no Redis URL; a part of it is malformed") from error
-
-
-def without_password(url: str) -> str:
-    """A URL that may be shown."""
-    return _PASSWORD_FIELD.sub(r"\1***", _LOGIN.sub(r"\1\2:***@", url))
+def _options(parsed: ServerUrl, socket_seconds: float) -> dict[str, Any]:
+    # What somebody else wrote need not be UTF-8; it must not end the thread that happens to read it.
+    options = {"decode_responses": True, "encoding_errors": "replace", "socket_timeout": socket_seconds}
+    if "path" in parsed.options:
+        return options
+    return {**options, "socket_connect_timeout": _CONNECT_SECONDS}
 
 
 @contextmanager
@@ -85,12 +91,3 @@ def broker_errors(url: str) -> Iterator[None]:
 def reason_of(error: RedisError) -> str:
     """What an error says, without the command, texts and all, that redis-py puts before it in a pipeline."""
     return str(error).rpartition("of pipeline caused error: ")[2]
-
-
-def celery_url(url: str) -> str:
-    """The same server as Celery and kombu spell it; they have their own form for Unix sockets."""
-    parts = urlsplit(url)
-    if parts.scheme != "unix":
-        return url
-    database = dict(parse_qsl(parts.query)).get("db", "0")
-    return f"redis+socket://{parts.path}?virtual_host={database}"

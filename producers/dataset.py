@@ -16,19 +16,22 @@ from pathlib import Path
 from .batch_input import Row, check_ids, read_rows
 from .batch_output import output_line
 from .client import Client
-from .errors import InvalidRequest
+from .errors import AccessDenied, InvalidRequest, QueueFull
 from .events import START
 from .local_stack import LocalStack
 from .output_file import OutputFile, Written
 from .progress import LiveTokens, Reporter
 from .results import ErrorInfo, JobResult
 from .run_record import RunRecord
+from .tenants import Access
 
 WINDOW = 1024
 """Most rows in flight."""
 CHUNK = 128
 """Rows submitted at once."""
 POLL_MS = 200
+FULL_SECONDS = (0.5, 1.0, 2.0, 5.0)
+"""Waits between tries while the queue is full; the last one is repeated."""
 
 
 @dataclass
@@ -106,6 +109,10 @@ class Runner:
         self._interrupt = interrupt
         self._stack = stack
         self._pending: dict[str, Row] = {}
+        self._refused: dict[str, Row] = {}
+        """Those of the pending that the queue had no room for."""
+        self._full_tries = 0
+        self._next_try = 0.0
         self._position = START
         self._models = models
         self._draining = self._drained = False
@@ -133,6 +140,8 @@ class Runner:
                     break
                 if self._interrupt.count:
                     self._drain()
+                elif self._refused:
+                    self._submit_again()
                 elif len(self._pending) <= WINDOW - CHUNK:
                     exhausted = not self._submit(todo)
                 self._collect()
@@ -149,16 +158,36 @@ class Runner:
         chunk = list(islice(todo, CHUNK))
         if not chunk:
             return False
-        chunk = [self._checked_model(row) for row in chunk]
+        access = self._client.access()
+        chunk = [self._checked_tenant(self._checked_model(row), access) for row in chunk]
         self._write([(row, None) for row in chunk if row.error is not None])
         jobs = {self._job_id(row): row for row in chunk if row.error is None}
         # An earlier run of this record may have submitted them; what has ended since is not announced again.
         self._pending.update(jobs)
         self._finish(self._client.results(list(jobs)))
-        fresh = {job_id: row for job_id, row in jobs.items() if job_id in self._pending}
-        requests = [row.request for row in fresh.values()]
-        self._client.submit_many(requests, job_ids=fresh, group=self._record.run_id)
+        self._queue({job_id: row for job_id, row in jobs.items() if job_id in self._pending})
         return True
+
+    def _queue(self, jobs: dict[str, Row]) -> None:
+        """Submit jobs; those that the queue has no room for wait for :meth:`_submit_again`."""
+        try:
+            self._client.submit_many([row.request for row in jobs.values()], job_ids=jobs, group=self._record.run_id)
+        except QueueFull as error:
+            if not self._refused:
+                self._reporter.note(f"Waiting for room: {error}.")
+            self._refused = {job_id: row for job_id, row in jobs.items() if job_id not in error.accepted_ids}
+            self._full_tries = 0 if error.accepted_ids else self._full_tries + 1
+            self._next_try = time.monotonic() + FULL_SECONDS[min(self._full_tries, len(FULL_SECONDS) - 1)]
+        else:
+            if self._refused:
+                self._reporter.note("Going on: there is room again.")
+            self._refused = {}
+            self._full_tries = 0
+
+    def _submit_again(self) -> None:
+        """Submit what was refused, once it is time."""
+        if time.monotonic() >= self._next_try:
+            self._queue(self._refused)
 
     def _job_id(self, row: Row) -> str:
         return f"{self._record.run_id}-{row.row_id.removeprefix('batch_req_')}"
@@ -172,6 +201,18 @@ class Runner:
         message = f"the model {model!r} is not served; name {served}, or leave model out of the body"
         error = ErrorInfo(code="model_not_found", message=self._located(row, message), param="model", status_code=404)
         return replace(row, request=None, error=error)
+
+    def _checked_tenant(self, row: Row, access: Access) -> Row:
+        """The row, or a bad row where it names a tenant in whose name this run may not submit."""
+        if row.request is None:
+            return row
+        try:
+            access.stamped(row.request)
+        except AccessDenied as denied:
+            message = self._located(row, str(denied))
+            error = ErrorInfo(code="access_denied", message=message, param="tenant", status_code=403)
+            return replace(row, request=None, error=error)
+        return row
 
     def _collect(self, block_ms: int = POLL_MS) -> None:
         """Write the rows whose jobs ended."""
@@ -204,6 +245,8 @@ class Runner:
         """Start nothing more; what runs may end. Over when nothing is in flight, or our own worker says so."""
         if not self._draining:
             self._draining = True
+            for job_id in self._refused:  # they are no jobs, and nothing would end them
+                self._pending.pop(job_id, None)
             self._reporter.note("Stopping: waiting for what is running. Ctrl-C again stops now.")
             if self._stack is not None:
                 self._stack.drain()

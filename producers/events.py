@@ -1,7 +1,7 @@
 """A job's event log: one Redis Stream, replayed from any position and then followed.
 
-started {attempt, worker}        an attempt begins
-delta   {attempt, seq, index, text, token_ids, logprobs}
+started {attempt, worker, model, seq}   an attempt begins; ``seq`` deltas of earlier ones stand, and it goes on there
+delta   {attempt, seq, index, text, token_ids, logprobs, queue_seconds, ttft_seconds}
 reset   {attempt}                what came before is void; text starts over
 done | error | cancelled | expired {result}     exactly one, the last
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,16 +32,19 @@ _POSITION = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 @dataclass(frozen=True)
 class Started:
-    """An attempt to run the job begins."""
+    """An attempt to run the job begins, where the last one was interrupted."""
 
     position: str
     attempt: int
     worker: str
+    model: str = ""
+    seq: int = 0
+    """Deltas before this event that stand."""
 
 
 @dataclass(frozen=True)
 class Delta:
-    """New text of one answer. ``seq`` counts 1, 2, 3 ... within an attempt, over all answers."""
+    """New text of one answer. ``seq`` counts 1, 2, 3 ... over all answers and attempts, from 1 again after a reset."""
 
     position: str
     attempt: int
@@ -51,6 +55,10 @@ class Delta:
     """Which of the job's ``n`` answers."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """One a token, where the job asks for them."""
+    queue_seconds: float | None = None
+    """From submission to the first computed token; with the job's first delta."""
+    ttft_seconds: float | None = None
+    """From submission to the first token; with the job's first delta."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ def parse_event(position: str, document: str) -> Event:
     fields: dict[str, Any] = json.loads(document)
     match fields["kind"]:
         case "started":
-            return Started(position, fields["attempt"], fields["worker"])
+            return Started(position, fields["attempt"], fields["worker"], fields["model"], fields["seq"])
         case "delta":
             return _delta(position, fields)
         case "reset":
@@ -96,7 +104,40 @@ def _delta(position: str, fields: dict[str, Any]) -> Delta:
         tuple(fields["token_ids"]),
         fields.get("index", 0),
         None if logprobs is None else tuple(TokenLogprob.model_validate(one) for one in logprobs),
+        fields.get("queue_seconds"),
+        fields.get("ttft_seconds"),
     )
+
+
+def event_json(event: Event) -> str:
+    """An event as its document is in the log, and its position; one line of JSON."""
+    match event:
+        case Started():
+            fields = {
+                "kind": "started",
+                "attempt": event.attempt,
+                "worker": event.worker,
+                "model": event.model,
+                "seq": event.seq,
+            }
+        case Delta():
+            fields = {
+                "kind": "delta",
+                "attempt": event.attempt,
+                "seq": event.seq,
+                "index": event.index,
+                "text": event.text,
+                "token_ids": event.token_ids,
+            }
+            if event.logprobs is not None:
+                fields["logprobs"] = [one.model_dump() for one in event.logprobs]
+            timings = {"queue_seconds": event.queue_seconds, "ttft_seconds": event.ttft_seconds}
+            fields |= {name: seconds for name, seconds in timings.items() if seconds is not None}
+        case Reset():
+            fields = {"kind": "reset", "attempt": event.attempt}
+        case Finished():
+            fields = {"kind": TERMINAL_KINDS[event.result.state], "result": event.result.model_dump(mode="json")}
+    return json.dumps({"position": event.position, **fields})
 
 
 def delta_document(
@@ -106,14 +147,20 @@ def delta_document(
     token_ids: list[int],
     index: int = 0,
     logprobs: list[TokenLogprob] | None = None,
+    timings: Mapping[str, float] | None = None,
 ) -> str:
-    """The JSON document of a delta."""
+    """The JSON document of a delta; ``timings`` are the seconds that a job's first one carries."""
     document: dict[str, Any] = {"kind": "delta", "attempt": attempt, "seq": seq, "text": text, "token_ids": token_ids}
     if index:
         document["index"] = index
     if logprobs is not None:
         document["logprobs"] = [one.model_dump() for one in logprobs]
-    return json.dumps(document)
+    return json.dumps(document | dict(timings or {}), separators=(",", ":"))
+
+
+def reset_document(attempt: int) -> str:
+    """The JSON document of a reset."""
+    return json.dumps({"kind": "reset", "attempt": attempt})
 
 
 def check_position(after: str) -> None:
@@ -154,7 +201,7 @@ class DeltaOrder:
     """
 
     def __init__(self, after: str) -> None:
-        self._next: tuple[int, int] | None = (0, 0) if after == START else None
+        self._next: tuple[int, int] | None = (0, 1) if after == START else None
 
     def checked(self, event: Event) -> Event:
         """The event itself.
@@ -163,15 +210,20 @@ class DeltaOrder:
             StreamPositionError: where deltas before it are missing.
         """
         if isinstance(event, Started):
+            if self._next is not None and self._next[1] != event.seq + 1:
+                raise _trimmed(f"the start of attempt {event.attempt}")
+            self._next = (event.attempt, event.seq + 1)
+        elif isinstance(event, Reset):
             self._next = (event.attempt, 1)
         elif isinstance(event, Delta):
             if self._next not in (None, (event.attempt, event.seq)):
-                raise StreamPositionError(
-                    f"events before delta {event.seq} of attempt {event.attempt} were trimmed from the log; "
-                    "read the job's result instead"
-                )
+                raise _trimmed(f"delta {event.seq} of attempt {event.attempt}")
             self._next = (event.attempt, event.seq + 1)
         return event
+
+
+def _trimmed(what: str) -> StreamPositionError:
+    return StreamPositionError(f"events before {what} were trimmed from the log; read the job's result instead")
 
 
 def _order(position: str) -> tuple[int, int]:

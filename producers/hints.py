@@ -2,14 +2,23 @@
 
 A hint says "there is work for this model" and nothing else. The work is in the ledger, so a hint that is
 lost, doubled or late costs at most the workers' polling interval.
+
+A hint costs everybody more than the job's record does. So none is sent where the script that wrote the record has
+reached a worker (:meth:`headrace.producers.keys.Keys.arrivals`), nor while a message waits in the queue's list after
+the record was written: whoever takes that one looks for work afterwards, and finds this job as well.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import Any
 
-from .connection import celery_url
+from .celery_broker import celery_connection
 from .keys import DEFAULT_QUEUE
+from .ledger import Submission, Submitted
+
+logger = logging.getLogger(__name__)
 
 HINT_TASK = "headrace.hint"
 GENERATE_TASK = "headrace.generate"
@@ -26,9 +35,9 @@ def celery_queue(queue: str = DEFAULT_QUEUE) -> str:
 
 def celery_settings(url: str) -> dict[str, Any]:
     """Settings that producers and workers share: JSON only, short visibility, nothing kept for ever."""
+    where = celery_connection(url)
     return {
-        "broker_url": celery_url(url),
-        "result_backend": celery_url(url),
+        **where,
         "task_serializer": "json",
         "result_serializer": "json",
         "accept_content": ["json"],
@@ -37,6 +46,7 @@ def celery_settings(url: str) -> dict[str, Any]:
         "task_default_priority": 0,
         "result_expires": 86_400,
         "broker_transport_options": {
+            **where["broker_transport_options"],
             "visibility_timeout": VISIBILITY_SECONDS,
             # kombu restores by the shortest timeout of all who share these keys: with its own, a headrace worker
             # does not have other applications' long tasks delivered twice.
@@ -48,6 +58,12 @@ def celery_settings(url: str) -> dict[str, Any]:
         "task_ignore_result": False,
         "timezone": "UTC",
     }
+
+
+def unheard(jobs: Sequence[Submission], replies: Sequence[Submitted]) -> set[str]:
+    """The queues of jobs of which no worker has heard: for them a hint is due."""
+    pairs = list(zip(jobs, replies, strict=True))
+    return {job.queue for job, _ in pairs} - {job.queue for job, reply in pairs if reply is Submitted.HEARD}
 
 
 class HintSender:
@@ -62,13 +78,18 @@ class HintSender:
         self._app: Any = None
 
     def send(self, queue: str) -> None:
-        """Wake a worker that serves ``queue``."""
+        """Wake a worker that serves ``queue``; where the broker is away, one finds the job by itself."""
+        from kombu.exceptions import OperationalError  # noqa: PLC0415
+
         if self._app is None:
             from celery import Celery  # noqa: PLC0415
 
             self._app = Celery("headrace.producers", set_as_current=False)
             self._app.conf.update(celery_settings(self._url))
-        self._app.send_task(HINT_TASK, queue=celery_queue(queue), ignore_result=True)
+        try:
+            self._app.send_task(HINT_TASK, queue=celery_queue(queue), ignore_result=True)
+        except OperationalError as error:
+            logger.warning("no hint was sent (%s); workers find the job within a second all the same", str(error)[:200])
 
     def close(self) -> None:
         """Drop Celery's connections."""

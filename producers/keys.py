@@ -8,18 +8,26 @@ key                     type    holds
 ``P:channel:ID``        pubsub  the same documents, published live
 ``P:queue:NAME``        zset    ids of queued jobs by order of submission; NAME is a model, or ``default``
 ``P:running``           zset    ids of running jobs by the end of their lease, in ms
+``P:delayed``           zset    ids of queued jobs that wait for a second try, by when it is due, in ms
+``P:deadlines``         zset    ids of jobs that have a deadline and have not ended, by it, in ms
+``P:queued``            hash    number of queued jobs by tenant
+``P:limits``            hash    what may be queued (:mod:`headrace.producers.limits`)
+``P:tenants``           hash    tenants and digests of their tokens (:mod:`headrace.producers.tenants`)
 ``P:dead``              zset    ids of jobs given up after too many deliveries, by the end of their record, in ms
 ``P:group:G``           stream  fields ``id`` and ``state`` of each job of group G that ended
 ``P:sequence``          string  counter behind the order of submission
 ``P:workers``           zset    worker ids by last heartbeat, in ms
 ``P:worker:ID``         hash    what a worker says about itself
+``P:control:WORKER``    pubsub  ids of the worker's jobs that were cancelled or expired
+``P:arrivals:NAME``     pubsub  a message for each job that found queue NAME empty
 ======================  ======  ===============================================================================
 
 P is the prefix. Fields of a job: ``state``, ``request`` (JSON), ``queue``, ``order``, ``created_ms``,
-``retention_s`` (life of the record after the end), ``group``, ``attempt`` (grows with each claim),
-``deliveries`` (claims less those handed back in order), ``token`` (of the attempt that owns the job now),
-``worker``, ``seq`` and ``completion_tokens`` (of the current attempt's deltas), and after the end ``result``
-(JSON), ``ended_by`` (the token of the worker that ended it, where one did) and ``ended_ms``.
+``retention_s`` (life of the record after the end), ``group``, ``tenant``, ``ttl_ms`` and ``deadline_ms`` (where it
+has one), ``attempt`` (grows with each claim), ``deliveries`` (claims less those handed back in order), ``token`` (of
+the attempt that owns the job now), ``worker``, ``seq`` and ``completion_tokens`` (deltas that stand, and their
+tokens), ``reset_by`` (the token of the attempt that started over), and after the end ``result`` (JSON), ``ended_by``
+(the token of the worker that ended it, where one did), ``ended_ms`` and ``requeued_as`` (the job that was made of it).
 
 Celery keeps its own beside them: ``headrace`` and ``headrace.MODEL`` (lists of messages), ``_kombu.binding.*``,
 ``headrace:unacked*`` (:mod:`headrace.producers.hints`) and ``celery-task-meta-*`` (results of plain Celery tasks).
@@ -81,6 +89,39 @@ class Keys:
     def dead(self) -> str:
         """Jobs given up after too many deliveries."""
         return f"{self.prefix}:dead"
+
+    @property
+    def delayed(self) -> str:
+        """Queued jobs that wait for a second try, by when it is due."""
+        return f"{self.prefix}:delayed"
+
+    @property
+    def deadlines(self) -> str:
+        """Jobs that have a deadline and have not ended, by it."""
+        return f"{self.prefix}:deadlines"
+
+    @property
+    def queued(self) -> str:
+        """Number of queued jobs by tenant."""
+        return f"{self.prefix}:queued"
+
+    @property
+    def limits(self) -> str:
+        """What may be queued."""
+        return f"{self.prefix}:limits"
+
+    @property
+    def tenants(self) -> str:
+        """Tenants and digests of their tokens."""
+        return f"{self.prefix}:tenants"
+
+    def control(self, worker_id: str) -> str:
+        """The channel on which a worker hears of its jobs that were cancelled or expired."""
+        return f"{self.prefix}:control:{worker_id}"
+
+    def arrivals(self, queue: str) -> str:
+        """The channel on which idle workers hear that a queue is not empty any more."""
+        return f"{self.prefix}:arrivals:{queue}"
 
     @property
     def sequence(self) -> str:

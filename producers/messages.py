@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 def _well_formed(text: Any) -> Any:
     """Replace lone surrogates by U+FFFD: JSON can spell them, but no encoding can carry them."""
-    if not isinstance(text, str):
+    if not isinstance(text, str) or text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

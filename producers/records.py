@@ -5,6 +5,7 @@ Shared by the sync client, the async client, the dataset runner and the workers.
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Iterable, Mapping
@@ -16,9 +17,13 @@ from .keys import DEFAULT_QUEUE
 from .ledger import Submission
 from .results import JobResult, JobState, JobStatus
 from .schema import GenerationRequest
+from .tenants import Access
 
 DEFAULT_RETENTION_S = 86_400
 """Life of a job's record and log after its end: one day."""
+
+MAX_REQUEST_BYTES = 8 << 20
+"""Most that a request may have as JSON: several times what the longest contexts hold as text."""
 
 PRIORITY_STRIDE = 1000
 """A level of priority yields to the next thousand jobs. So the last level, 9, waits for 9,000 later ones at most."""
@@ -64,7 +69,8 @@ def submission(
     """The ledger record for a request. A seed is drawn here, once, where the user gave none.
 
     Raises:
-        InvalidRequest: where the job id cannot be part of a key, or the retention is not positive.
+        InvalidRequest: where the job id cannot be part of a key, the retention is not positive, or the request is
+            too large.
     """
     job_id = uuid.uuid4().hex if job_id is None else job_id
     if not _JOB_ID.fullmatch(job_id):
@@ -74,13 +80,21 @@ def submission(
         )
     if retention_s < 1:
         raise InvalidRequest(f"retention_s is {retention_s}; it must be at least 1", param="retention_s")
+    # Only what was asked for: a record is kept long, and most fields are never set.
+    document = request.with_seed().model_dump_json(exclude_unset=True, exclude_none=True)
+    if (size := len(document.encode())) > MAX_REQUEST_BYTES:
+        raise InvalidRequest(
+            f"the request has {size:,} bytes; at most {MAX_REQUEST_BYTES:,} are taken", code="request_too_large"
+        )
     return Submission(
         job_id=job_id,
-        request=request.with_seed().model_dump_json(exclude_none=True),
+        request=document,
         queue=request.model or DEFAULT_QUEUE,
         retention_s=retention_s,
         group=group,
         handicap=request.priority * PRIORITY_STRIDE,
+        tenant=request.tenant,
+        ttl_ms=0 if request.ttl is None else round(request.ttl * 1000),
     )
 
 
@@ -91,13 +105,15 @@ def submissions(
     job_ids: Iterable[str] | None,
     group: str,
     retention_s: int,
+    access: Access,
 ) -> list[Submission]:
     """Ledger records for what a client was given; all are checked before any is returned.
 
     Raises:
         InvalidRequest: naming the parameter at fault.
+        AccessDenied: where one names a tenant that is not the caller.
     """
-    parsed = [request_from(request, parameters) for request in requests]
+    parsed = [access.stamped(request_from(request, parameters)) for request in requests]
     ids = [None] * len(parsed) if job_ids is None else list(job_ids)
     return [
         submission(request, job_id=job_id, group=group, retention_s=retention_s)
@@ -108,6 +124,28 @@ def submissions(
 def job_not_found(job_id: str) -> JobNotFound:
     """The error for a job that is not there."""
     return JobNotFound(f"there is no job {job_id}, or its record has outlived its retention")
+
+
+STATE_FIELDS = ["state", "deadline_ms"]
+"""Fields of a record that :func:`may_have_expired` looks at."""
+
+
+def may_have_expired(record: Mapping[str, str | None]) -> bool:
+    """Whether a record is one of a job that has a deadline and has not ended, as far as the record says."""
+    state = record.get("state")
+    return state is not None and record.get("deadline_ms") is not None and not JobState(state).ended
+
+
+def parse_request(job_id: str, document: Any) -> dict[str, Any]:
+    """A job's body from its JSON document.
+
+    Raises:
+        JobNotFound: where there is none.
+    """
+    if document is None:
+        raise job_not_found(job_id)
+    body: dict[str, Any] = json.loads(document)
+    return body
 
 
 def parse_status(job_id: str, record: Mapping[str, str]) -> JobStatus:
@@ -136,7 +174,7 @@ class WorkerInfo:
     worker_id: str
     model: str
     state: str
-    """``ready`` or ``draining``."""
+    """``ready``, ``draining``, or ``restarting`` while its engine comes back."""
     running: int
     """Requests in the engine."""
     generation_tokens: int
@@ -152,6 +190,6 @@ class WorkerInfo:
             model=fields["model"],
             state=fields["state"],
             running=int(fields["running"]),
-            generation_tokens=int(fields["generation_tokens"]),
-            peak_running=int(fields["peak_running"]),
+            generation_tokens=int(fields.get("generation_tokens", 0)),  # none while its engine comes back
+            peak_running=int(fields.get("peak_running", 0)),
         )

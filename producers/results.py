@@ -36,16 +36,23 @@ class ErrorInfo(BaseModel):
     param: str | None = None
     status_code: int = 500
     """HTTP's verdict: 4xx where the request is at fault, 5xx where headrace is."""
+    retry_after_seconds: float | None = None
+    """No other try makes sense before."""
 
 
-class TokenLogprob(BaseModel):
-    """A token and how likely the model found it."""
+class Token(BaseModel):
+    """A token and what it stands for."""
 
     token_id: int
     token: str
     """Its text by itself, with U+FFFD for bytes that are no character."""
     bytes: list[int]
     """The bytes that it stands for."""
+
+
+class TokenLogprob(Token):
+    """A token and how likely the model found it."""
+
     logprob: float
     """Natural logarithm of its probability before all sampling settings; -9999 for 0."""
     top_logprobs: list[TokenLogprob] = []
@@ -81,6 +88,8 @@ class JobResult(BaseModel):
     """Prompt tokens that the worker's prefix cache held."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
     """One a prompt token; the first has none."""
+    first_prompt_token: Token | None = None
+    """The one that has none, where the answers begin with the prompt."""
     queue_seconds: float = 0.0
     """From submission until the engine first computed a token of it."""
     ttft_seconds: float = 0.0

@@ -22,12 +22,13 @@ from .batch_input import read_rows
 from .client import Client
 from .dataset import Interrupt, Plan, Runner, scan, wait_for_workers
 from .engine_flags import EngineFlags
-from .errors import BrokerUnavailable, HeadraceError
-from .exit_codes import BAD_INPUT, FAILED_ROWS, INTERRUPTED, LEDGER_MISMATCH, NO_BROKER, NO_WORKER, OK
+from .errors import AccessDenied, BrokerUnavailable, HeadraceError, MalformedUrl
+from .exit_codes import ACCESS_DENIED, BAD_INPUT, FAILED_ROWS, INTERRUPTED, LEDGER_MISMATCH, NO_BROKER, NO_WORKER, OK
 from .local_stack import LocalStack, LocalStackError
 from .output_file import LedgerMismatch, OutputFile
 from .progress import BarReporter, LineReporter, Reporter, RunCounts
 from .run_record import RunRecord, record_path
+from .server_url import without_password
 
 _WORKER_SECONDS = 5.0
 """How long a run waits for a worker of a given Redis to show up."""
@@ -55,7 +56,9 @@ def run(options: RunOptions) -> int:
     except LocalStackError as error:
         return _fail(error, error.exit_code)
     except BrokerUnavailable as error:
-        return _fail(error, NO_BROKER)
+        return _fail(error, BAD_INPUT if isinstance(error, MalformedUrl) else NO_BROKER)
+    except AccessDenied as error:
+        return _fail(error, ACCESS_DENIED)
     except (HeadraceError, OSError) as error:
         return _fail(error, BAD_INPUT)
 
@@ -175,7 +178,9 @@ def _models(client: Client, stack: LocalStack | None, interrupt: Interrupt) -> s
         model = stack.wait_until_ready(given_up=lambda: interrupt.count > 0)
         return {model} if model else set()
     if not wait_for_workers(client, _WORKER_SECONDS):
-        raise LocalStackError(f"no worker listens at {client.url}; start one with `headrace worker`", NO_WORKER)
+        raise LocalStackError(
+            f"no worker listens at {without_password(client.url)}; start one with `headrace worker`", NO_WORKER
+        )
     return {worker.model for worker in client.workers()}
 
 
@@ -231,6 +236,6 @@ def _conclude(options: RunOptions, record: RunRecord, complete: bool) -> int:
 def _resume_command(options: RunOptions) -> list[str]:
     command = ["headrace", "run", str(options.source), "-o", str(options.output)]
     if options.redis:
-        return [*command, "--redis", options.redis]
+        return [*command, "--redis", without_password(options.redis)]
     defaults = set(EngineFlags().arguments())
     return command + [flag for flag in options.flags.arguments() if flag not in defaults]

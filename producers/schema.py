@@ -18,6 +18,8 @@ CHAT_ENDPOINT, COMPLETIONS_ENDPOINT = "/v1/chat/completions", "/v1/completions"
 
 PRIORITIES = 10
 """Priorities are 0, the soonest, to 9."""
+MAX_TTL_S = 30 * 86_400.0
+"""Longest time that a job may be given."""
 MAX_STOPS = 16
 MAX_CHOICES = 128
 
@@ -30,7 +32,6 @@ _UNSUPPORTED = frozenset(
         "suffix",
         "functions",
         "function_call",
-        "ttl",
         "stream",
         "stream_options",
         "modalities",
@@ -140,7 +141,7 @@ class GenerationRequest(BaseModel):
 
     chat_template_kwargs: JsonObject | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
-    """Keep only so many tokens at the prompt's end; -1 is the model's own limit."""
+    """Keep only so many tokens at the prompt's end; -1 as many as the model has room for beside the answer."""
     allow_control_tokens: bool | None = None
     """Whether the texts of control tokens mean the tokens; None allows it in a prompt and not in messages."""
 
@@ -148,6 +149,8 @@ class GenerationRequest(BaseModel):
     """0, the soonest, to 9."""
     tenant: Annotated[Text, Field(max_length=128)] = ""
     """On whose account; the worker's settings say what each tenant may use."""
+    ttl: Annotated[float, Field(ge=0.001, le=MAX_TTL_S)] | None = None
+    """Seconds after its submission in which the job must have ended; else it expires, wherever it is then."""
     prefix_cache: bool = True
     """Whether memory may be shared with requests that begin alike."""
     cache_salt: Annotated[Text, Field(max_length=128)] = ""
@@ -168,7 +171,8 @@ class GenerationRequest(BaseModel):
     @model_validator(mode="after")
     def _logprobs_of_the_endpoint(self) -> GenerationRequest:
         chat = self.messages is not None
-        if self.logprobs not in (None, False) and isinstance(self.logprobs, bool) is not chat:
+        given = self.logprobs is not None and self.logprobs is not False  # 0 is given, and equals False
+        if given and isinstance(self.logprobs, bool) is not chat:
             raise ValueError(f"logprobs: {_ALLOWED['logprobs']}")
         if self.top_logprobs is not None and self.logprobs is not True:
             raise ValueError("top_logprobs: it needs logprobs to be true, beside messages")

@@ -31,7 +31,9 @@ def generate(request: Any = None, **parameters: Any) -> dict[str, Any]:  # noqa:
 
     Args:
         request: see :func:`headrace.producers.records.request_from`.
-        parameters: sampling parameters by OpenAI's names.
+        parameters: sampling parameters by OpenAI's names; where tenants are kept apart, ``tenant`` and
+            ``tenant_token`` too. The token is in the message, as Redis holds it until the job has ended, and goes
+            neither into the job's record nor into a log.
 
     Returns:
         The fields of :class:`headrace.producers.JobResult`, with the first answer's ``text`` and ``finish_reason``.

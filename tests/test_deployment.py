@@ -21,11 +21,17 @@ import pytest
 import typer
 import yaml
 from headrace.producers.cli import app
+from headrace.producers.client import URL_VARIABLE
+from headrace.producers.health import WorkerHealth, chosen
+from headrace.producers.health_command import ANSWER_SECONDS as HEALTH_SECONDS
+from headrace.producers.keys import PREFIX_VARIABLE
 from headrace.worker.__main__ import main as worker_main
 from headrace.worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parent.parent
 Compose = dict[str, Any]
+HEALTH = "headrace health --worker"
+OWN = '"$$(cat /etc/hostname)"'
 
 
 @pytest.fixture
@@ -55,7 +61,7 @@ def command_named(name: str) -> Any:
 
 def known_variables() -> set[str]:
     """Every environment variable that some command reads."""
-    names = ("run", "submit", "stream", "status", "cancel", "models", "worker")
+    names = ("run", "submit", "stream", "status", "cancel", "models", "health", "worker")
     return {param.envvar for name in names for param in command_named(name).params if param.envvar}
 
 
@@ -149,14 +155,22 @@ def check_variables(compose: Compose, dockerfile: str) -> None:
 
 
 def check_health(compose: Compose) -> None:
-    """The worker's check runs a command that exists, and looks for this container in what it prints."""
-    kind, line = compose["services"]["worker"]["healthcheck"]["test"]
+    """The worker's check asks, over the worker's own connection, for this container's worker and no other."""
+    worker = compose["services"]["worker"]
+    kind, line = worker["healthcheck"]["test"]
     assert kind == "CMD-SHELL"
-    program, *arguments = shlex.split(line.partition("|")[0])
-    assert program == "headrace"
-    assert "redis" in parse(arguments)
-    assert WorkerSettings("").worker_id.startswith(f"{os.uname().nodename}-")
-    assert '"$$(cat /etc/hostname)-"' in line, "a dollar sign must be doubled, and the id begins with the host's name"
+    program, command, *arguments = shlex.split(line.replace("$$", "$"))
+    assert (program, command) == ("headrace", "health"), "its exit code must say whether the worker is ready"
+    # The same variables as the worker's say where Redis is, and under which prefix.
+    assert parse([command, *arguments])["worker"] == "$(cat /etc/hostname)"
+    assert "$$(cat" in line, "a dollar sign must be doubled"
+    shared = {param.envvar: param.name for param in command_named(command).params if param.envvar}
+    assert shared == {URL_VARIABLE: "redis", PREFIX_VARIABLE: "prefix"}
+    reported = WorkerHealth(WorkerSettings("").worker_id, "m", "ready", 0, 0.0)
+    assert chosen([reported], worker=os.uname().nodename, model=None) == [reported], (
+        "the id begins with the host's name"
+    )
+    assert seconds(worker["healthcheck"]["timeout"]) > 2 * HEALTH_SECONDS, "Redis may take its time"
 
 
 def check_grace(compose: Compose) -> None:
@@ -328,8 +342,11 @@ def test_sees_a_variable_that_nobody_reads(broken: Compose, dockerfile: str) -> 
 @pytest.mark.parametrize(
     ("check", "service", "setting", "value"),
     [
-        (check_health, "worker", "healthcheck", {"test": ["CMD-SHELL", 'headrace health | grep "x"']}),
-        (check_health, "worker", "healthcheck", {"test": ["CMD-SHELL", "headrace models | grep ready"]}),
+        (check_health, "worker", "healthcheck", {"test": ["CMD-SHELL", "headrace health"], "timeout": "10s"}),
+        (check_health, "worker", "healthcheck", {"test": ["CMD-SHELL", "headrace models | grep r"], "timeout": "10s"}),
+        (check_health, "worker", "healthcheck", {"test": ["CMD-SHELL", f"{HEALTH} {OWN.replace('$$', '$')}"]}),
+        (check_health, "worker", "healthcheck", {"test": ["CMD-SHELL", f"{HEALTH} h"], "timeout": "10s"}),
+        (check_health, "worker", "healthcheck", {"test": ["CMD-SHELL", f"{HEALTH} {OWN}"], "timeout": "3s"}),
         (check_grace, "worker", "stop_grace_period", "30s"),
         (check_grace, "worker", "environment", {"HEADRACE_DRAIN_GRACE": "${HEADRACE_DRAIN_GRACE:-120}"}),
         (check_redis, "redis", "command", "valkey-server --appendonly yes --maxmemory-policy allkeys-lru"),

@@ -8,11 +8,14 @@ from typing import Any
 from celery import Celery, Task
 from celery.apps.worker import Worker as CeleryWorker
 from celery.exceptions import SecurityWarning
+from celery.signals import worker_shutting_down
 from kombu import Queue
 
 from ..producers.errors import JobFailed
 from ..producers.hints import GENERATE_TASK, HINT_TASK, celery_queue, celery_settings
 from ..producers.results import JobResult, JobState
+from .broker import WorkerAMQP
+from .celery_log import keep_contents_out
 from .service import WorkerService
 
 
@@ -24,6 +27,8 @@ class HeadraceApp(Celery):  # type: ignore[misc]
         finished: results of held tasks whose tracer is about to run, by task id; the pool puts them there and
             the task's body takes them.
     """
+
+    amqp_cls = WorkerAMQP
 
     def __init__(self, service: WorkerService) -> None:
         super().__init__("headrace.worker", set_as_current=False)
@@ -61,8 +66,13 @@ class HeadraceApp(Celery):  # type: ignore[misc]
         reason = result.error.message if result.error else result.state.value
         raise JobFailed(f"job {result.job_id} {result.state.value}: {reason}")
 
+    def _told_to_stop(self, **_: Any) -> None:
+        """Called in Celery's signal handler, seconds before the pool hears of it."""
+        self.service.told_to_stop()
+
     def run(self) -> int:
         """Run the worker in this thread until it is told to stop; returns the exit status."""
+        keep_contents_out()
         # Celery warns of root because of pickle, which headrace never accepts.
         warnings.filterwarnings("ignore", category=SecurityWarning)
         worker = CeleryWorker(
@@ -75,5 +85,10 @@ class HeadraceApp(Celery):  # type: ignore[misc]
             without_gossip=True,
             without_heartbeat=True,
         )
-        worker.start()
+        told_to_stop = self._told_to_stop
+        worker_shutting_down.connect(told_to_stop, sender=worker.hostname)
+        try:
+            worker.start()
+        finally:
+            worker_shutting_down.disconnect(told_to_stop, sender=worker.hostname)
         return int(worker.exitcode or self.service.crashed)

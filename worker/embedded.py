@@ -115,6 +115,10 @@ class EmbeddedServer:
             "appendfsync": "everysec",
             "save": "",
             "maxmemory-policy": "noeviction",
+            # The server's own sizes are for few large keys. A log gets memory in pieces of this size, and a record
+            # whose longest field is shorter than this is kept in one piece.
+            "stream-node-max-bytes": "512",
+            "hash-max-listpack-value": "4096",
             "daemonize": "no",
         }
         return [part for name, value in settings.items() for part in (f"--{name}", value)]

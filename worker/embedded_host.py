@@ -19,6 +19,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -32,6 +33,8 @@ from .settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 cli = typer.Typer(add_completion=False)
+
+STOP_AGAIN_SECONDS = 0.5
 
 
 class _Parent:
@@ -79,7 +82,7 @@ def main(
 
 
 def _unwind(_number: int, _frame: Any) -> None:
-    raise typer.Exit(0)
+    raise SystemExit(0)  # no library takes it for an error of its own
 
 
 def _serve(parent: _Parent, url: str, engine_flags: EngineFlags) -> None:
@@ -88,19 +91,20 @@ def _serve(parent: _Parent, url: str, engine_flags: EngineFlags) -> None:
     from ..engine import Engine, EngineError  # noqa: PLC0415
     from .app import HeadraceApp  # noqa: PLC0415
     from .engine_settings import engine_config  # noqa: PLC0415
+    from .local_engine import LocalEngine  # noqa: PLC0415
     from .service import WorkerService  # noqa: PLC0415
 
     stopped = threading.Event()
     service: list[WorkerService] = []
     threading.Thread(target=_listen, args=(parent, service, stopped), daemon=True).start()
     try:
-        engine = Engine.load(engine_config(engine_flags))
+        engine = LocalEngine(lambda: Engine.load(engine_config(engine_flags)))
     except EngineError as error:
         parent.say("failed", message=str(error), exit_code=BAD_INPUT)
         raise typer.Exit(BAD_INPUT) from error
     settings = WorkerSettings(redis_url=url, prefix=Keys.chosen().prefix, drain_grace_s=0)
     service.append(WorkerService(settings, engine))
-    parent.say("ready", model=engine.name, max_model_len=engine.max_model_len)
+    parent.say("ready", model=engine.model, max_model_len=engine.max_model_len)
     if not stopped.is_set():
         raise typer.Exit(HeadraceApp(service[0]).run())
 
@@ -115,7 +119,10 @@ def _listen(parent: _Parent, service: list[Any], stopped: threading.Event) -> No
         elif line.strip() == "stop":
             break
     stopped.set()
-    os.kill(os.getpid(), signal.SIGTERM)
+    while True:
+        # Again and again: what the handler raises is lost where it interrupts a finaliser or a callback.
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(STOP_AGAIN_SECONDS)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..engine import Engine, RequestError, RequestOptions, SamplingParams, Structure
 from ..engine.prompt_encoder import truncate_prompt
-from ..engine.tool_calls import ToolFormat
+from ..engine.tool_calls import ParsedAnswer, ToolFormat
 from ..producers.messages import NamedTool
+from ..producers.results import Token
 from ..producers.schema import GenerationRequest
+
+
+@dataclass(frozen=True)
+class Echo:
+    """What answers begin with that repeat their prompt; nothing for others."""
+
+    text: str = ""
+    first_token: Token | None = None
+
+
+NO_ECHO = Echo()
+
+
+@dataclass(frozen=True)
+class CallReader:
+    """Reads tool calls from answers: how they are spelled, and whether an answer may make several."""
+
+    tool_format: ToolFormat
+    parallel: bool
+
+    def parse(self, text: str) -> ParsedAnswer:
+        """Tell an answer's calls from its text; where only one may be made, the first counts."""
+        parsed = self.tool_format.parse(text)
+        return parsed if self.parallel else replace(parsed, tool_calls=parsed.tool_calls[:1])
 
 
 @dataclass(frozen=True)
@@ -18,10 +43,9 @@ class EngineRequest:
     prompt_token_ids: list[int]
     params: SamplingParams
     options: RequestOptions
-    echo: str = ""
-    """What the answer's text begins with."""
-    tool_format: ToolFormat | None = None
-    """How the answer spells tool calls; None where it calls none."""
+    echo: Echo = NO_ECHO
+    tool_format: CallReader | None = None
+    """Reads the answers' tool calls; None where they call none."""
 
 
 class RequestTranslator:
@@ -61,7 +85,7 @@ class RequestTranslator:
                 shown_special_ids=frozenset() if tool_format is None else tool_format.marker_token_ids,
             ),
             echo=self._echo(request, prompt),
-            tool_format=tool_format,
+            tool_format=None if tool_format is None else CallReader(tool_format, request.parallel_tool_calls),
         )
 
     def _encode(self, request: GenerationRequest) -> list[int]:
@@ -78,15 +102,21 @@ class RequestTranslator:
         return self._encoder.encode_ids(request.prompt or [])
 
     def _kept_tokens(self, request: GenerationRequest) -> int:
-        """Tokens that ``truncate_prompt_tokens`` leaves; -1 leaves what the context holds beside the answer."""
-        asked = request.truncate_prompt_tokens or -1
-        return asked if asked > 0 else max(1, self._max_model_len - (request.token_limit or 1))
+        """Tokens that ``truncate_prompt_tokens`` leaves.
 
-    def _echo(self, request: GenerationRequest, prompt: list[int]) -> str:
+        -1 leaves what the context holds beside the answer. Of that, since ``max_tokens`` may be any number, at most
+        half of the context is kept free.
+        """
+        asked = request.truncate_prompt_tokens or -1
+        return asked if asked > 0 else self._max_model_len - min(request.token_limit or 1, self._max_model_len // 2)
+
+    def _echo(self, request: GenerationRequest, prompt: list[int]) -> Echo:
         if not request.echo:
-            return ""
+            return NO_ECHO
         whole = isinstance(request.prompt, str) and request.truncate_prompt_tokens is None
-        return request.prompt if isinstance(request.prompt, str) and whole else self._encoder.text(prompt)
+        text = request.prompt if isinstance(request.prompt, str) and whole else self._encoder.text(prompt)
+        token_text, token_bytes = self._encoder.token(prompt[0])
+        return Echo(text, Token(token_id=prompt[0], token=token_text, bytes=list(token_bytes)))
 
 
 def _sampling_params(request: GenerationRequest, structure: Structure | None) -> SamplingParams:

@@ -1,60 +1,39 @@
 """Writes what the engine produced into the ledger: deltas as they come, results at the end.
 
-The step loop hands over its outputs and goes on. One thread coalesces them for a few milliseconds and writes
-all jobs in one pipeline. A lost connection loses nothing: the same writes are repeated until they succeed, and
-the ledger recognises a repeated one.
+The step loop hands over its pieces and goes on, whatever the other threads do. One thread writes them: at once where
+nothing was written lately, else with what comes in the next few milliseconds, and all jobs in one pipeline. So on a
+quiet worker a first token waits for nothing, and a busy one writes in larger pieces, not more often.
+
+A lost connection loses nothing: the same writes are repeated until they succeed, and the ledger recognises a repeated
+one. Jobs that are handed back go the same way, so that what they have answered is published before another worker
+goes on with it.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from typing import Any
 
 from redis.exceptions import RedisError
 
-from ..engine import FinishReason, RequestOutput
 from ..producers.connection import reason_of
-from ..producers.events import TERMINAL_KINDS, delta_document
-from ..producers.ledger import Ledger
-from ..producers.results import ErrorInfo, JobResult, JobState, TokenLogprob
-from .answers import take_output, token_logprobs
+from ..producers.ledger import GAP, Ledger
+from ..producers.results import ErrorInfo, JobResult, JobState
+from .answer_piece import AnswerPiece
 from .inflight import InflightJobs, OwnedJob
+from .retry_policy import is_transient, retry_delay
+from .writes import Append, Finish, Pending, Release, Reset, Retry, Write
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0)
-
-
-@dataclass
-class _Piece:
-    """What is still to be written of one answer."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] | None = None
-
-
-@dataclass
-class _Pending:
-    """What is still to be written of one job."""
-
-    pieces: dict[int, _Piece] = field(default_factory=dict)
-    """By the answer's index."""
-    result: JobResult | None = None
-
-
-@dataclass(frozen=True)
-class _Write:
-    """One command of the pipeline, with the job that it is about."""
-
-    job: OwnedJob
-    document: str
-    seq: int = 0
-    result: JobResult | None = None
-    """None for a delta."""
+_ROUND_TRIP_WRITES = 128
+"""Most writes in one pipeline: the worker claims its next jobs while the others are still being written."""
 
 
 class Publisher:
@@ -64,9 +43,15 @@ class Publisher:
         ledger: where to write.
         inflight: the jobs that this worker owns; one that is not there any more is not written.
         model: name for the results.
-        flush_s: how long outputs are gathered before they are written.
+        flush_s: shortest time from the beginning of one write to that of the next.
         on_ended: called in the publisher's thread with each job that this worker ended.
         on_lost: called in the publisher's thread with the request id of each job whose write was refused.
+
+    Attributes:
+        events_published: events written.
+        fenced_writes: writes refused because the job was not this worker's any more.
+        tokens_wasted: tokens computed for nothing, by reason: ``lost`` with a refused write, ``reset`` because the
+            job started over, ``gap`` because the server lost deltas before them.
     """
 
     def __init__(
@@ -81,13 +66,16 @@ class Publisher:
     ) -> None:
         self.events_published = 0
         self.fenced_writes = 0
+        self.tokens_wasted: Counter[str] = Counter(lost=0, reset=0, gap=0)
         self._ledger = ledger
         self._inflight = inflight
         self._model = model
         self._flush_s = flush_s
         self._on_ended = on_ended
         self._on_lost = on_lost
-        self._pending: dict[str, _Pending] = {}
+        self._random = random.Random()
+        self._offered: deque[tuple[float, Iterable[AnswerPiece]]] = deque()
+        self._pending: dict[str, Pending] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -101,49 +89,89 @@ class Publisher:
         """Write what is there and end. Writes that Redis does not take are given up after one more try."""
         self._stopping.set()
         self._wake.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
-    def offer(self, outputs: Iterable[RequestOutput]) -> None:
-        """Take a step's outputs. Never blocks on Redis."""
-        with self._lock:
-            for output in outputs:
-                job = self._inflight.get(output.request_id)
-                if job is not None:
-                    self._gather(job, output)
-        self._wake.set()
+    def offer(self, pieces: Iterable[AnswerPiece]) -> None:
+        """Take a step's pieces; they are the publisher's from here on. Waits for no lock that is held for long."""
+        self._offered.append((time.monotonic(), pieces))
+        if not self._wake.is_set():
+            self._wake.set()
 
     def fail(self, request_id: str, error: ErrorInfo) -> None:
-        """End a job without an answer."""
+        """End a job without an answer, or have it tried again where that makes sense."""
+        self._end(request_id, lambda job: self._failure(job, error))
+
+    def hand_back(self, request_id: str) -> None:
+        """Give a job back to the queue with what it has answered; the delivery does not count."""
+        self._end(request_id, Release)
+
+    def hand_on(self, request_id: str, error: ErrorInfo) -> None:
+        """Give a job to whoever is next, now; the delivery counts, and after too many the job fails with the error."""
+        self._end(request_id, lambda job: Retry(job, error, 0.0))
+
+    def reset(self, request_id: str) -> None:
+        """Void what a job's earlier attempts have published: this one starts over."""
         with self._lock:
+            self._gather_offered()
             job = self._inflight.get(request_id)
-            if job is not None:
-                pending = self._pending.setdefault(request_id, _Pending())
-                pending.result = self._result(job, JobState.FAILED, error=error)
+            pending = None if job is None else self._of(job)
+            if job is not None and pending is not None:
+                self.tokens_wasted["reset"] += job.start_over()
+                pending.reset = True
         self._wake.set()
 
-    def _gather(self, job: OwnedJob, output: RequestOutput) -> None:
-        pending = self._pending.setdefault(output.request_id, _Pending())
-        text = output.text if output.index in job.choices else job.echo + output.text
-        logprobs = token_logprobs(output.logprobs)
-        piece = pending.pieces.setdefault(output.index, _Piece())
-        piece.text += text
-        piece.token_ids += output.token_ids
-        if logprobs is not None:
-            piece.logprobs = (piece.logprobs or []) + logprobs
-        take_output(job, output, text, logprobs)
-        if output.finish_reason is FinishReason.ERROR:
-            error = ErrorInfo(code="engine_error", message=output.error or "the engine failed")
-            pending.result = self._result(job, JobState.FAILED, error=error, output=output)
-        elif output.finished:
-            pending.result = self._result(job, JobState.SUCCEEDED, output=output)
+    def _end(self, request_id: str, ending: Callable[[OwnedJob], Finish | Release | Retry]) -> None:
+        with self._lock:
+            self._gather_offered()
+            job = self._inflight.get(request_id)
+            pending = None if job is None else self._of(job)
+            if job is not None and pending is not None:
+                pending.ending = ending(job)
+                job.ended = True
+        self._wake.set()
+
+    def _of(self, job: OwnedJob) -> Pending | None:
+        """Where to gather a job's writes; None once its end is on its way, whatever an engine still says of it."""
+        if job.ended:
+            return None
+        request_id = job.claim.request_id
+        if request_id not in self._pending:
+            self._pending[request_id] = Pending()
+        return self._pending[request_id]
+
+    def _gather_offered(self) -> None:
+        """Add what was offered to what is to be written; the lock is held."""
+        while self._offered:
+            at, pieces = self._offered.popleft()
+            for piece in pieces:
+                job = self._inflight.get(piece.request_id)
+                pending = None if job is None else self._of(job)
+                if job is not None and pending is not None:
+                    self._gather(job, pending, piece, at)
+
+    def _gather(self, job: OwnedJob, pending: Pending, piece: AnswerPiece, at: float) -> None:
+        pending.gather(piece)
+        job.take(piece, at)
+        if piece.error is not None:
+            pending.ending = self._failure(job, piece.error)
+        elif piece.finished:
+            pending.ending = Finish(job, self._result(job, JobState.SUCCEEDED, at, piece=piece))
+        job.ended = pending.ending is not None
+
+    def _failure(self, job: OwnedJob, error: ErrorInfo) -> Finish | Retry:
+        if is_transient(error):
+            return Retry(job, error, retry_delay(error, job.claim.deliveries, self._random))
+        return Finish(job, self._result(job, JobState.FAILED, time.monotonic(), error=error))
 
     def _result(
         self,
         job: OwnedJob,
         state: JobState,
+        at: float,
         *,
         error: ErrorInfo | None = None,
-        output: RequestOutput | None = None,
+        piece: AnswerPiece | None = None,
     ) -> JobResult:
         return JobResult(
             job_id=job.claim.job_id,
@@ -151,49 +179,48 @@ class Publisher:
             attempt=job.claim.attempt,
             model=self._model,
             choices=[job.choices[index] for index in sorted(job.choices)],
-            prompt_tokens=output.prompt_tokens if output else 0,
+            prompt_tokens=piece.prompt_tokens if piece else 0,
             completion_tokens=job.completion_tokens,
-            cached_tokens=output.cached_tokens if output else 0,
+            cached_tokens=piece.cached_tokens if piece else 0,
             prompt_logprobs=job.prompt_logprobs,
+            first_prompt_token=piece.first_prompt_token if piece else None,
             queue_seconds=job.queue_seconds,
             ttft_seconds=job.ttft_seconds or 0.0,
-            total_seconds=job.age_seconds,
+            total_seconds=job.age_seconds(at),
             error=error,
         )
 
     def _run(self) -> None:
+        next_write = time.monotonic()
         while True:
             self._wake.wait()
+            self._stopping.wait(max(0.0, next_write - time.monotonic()))
             self._wake.clear()
             stopping = self._stopping.is_set()
-            if not stopping:
-                time.sleep(self._flush_s)
+            next_write = time.monotonic() + self._flush_s
             self._write(self._drain())
             if stopping:
                 return
 
-    def _drain(self) -> list[_Write]:
+    def _drain(self) -> list[Write]:
         """Turn what was gathered into writes, and number the deltas."""
         with self._lock:
-            pending, self._pending = self._pending, {}
-            writes: list[_Write] = []
-            for request_id, parts in pending.items():
+            self._gather_offered()
+            gathered, self._pending = self._pending, {}
+            writes: list[Write] = []
+            for request_id, pending in gathered.items():
                 job = self._inflight.get(request_id)
-                if job is None:
-                    continue
-                for index, piece in parts.pieces.items():
-                    if piece.text or piece.token_ids:
-                        writes.append(_delta(job, index, piece))
-                if parts.result is not None:
-                    writes.append(_Write(job, parts.result.model_dump_json(), result=parts.result))
+                if job is not None:
+                    writes += pending.writes(job)
             return writes
 
-    def _write(self, writes: list[_Write]) -> None:
-        """Write until Redis has taken everything, then act on its replies."""
+    def _write(self, writes: list[Write]) -> None:
+        """Write until Redis has taken everything, and act on its replies."""
         tries = 0
         while writes:
+            batch = writes[:_ROUND_TRIP_WRITES]
             try:
-                replies = self._send(writes)
+                replies = self._send(batch)
             except RedisError as error:  # it is away, or full, or read-only for a while
                 if self._stopping.is_set() and tries:
                     logger.error("%d writes are given up: Redis does not take them", len(writes))
@@ -202,38 +229,47 @@ class Publisher:
                 self._stopping.wait(_RETRY_SECONDS[min(tries, len(_RETRY_SECONDS) - 1)])
                 tries += 1
                 continue
-            for write, reply in zip(writes, replies, strict=True):
-                self._settle(write, accepted=reply == 1)
-            return
-
-    def _send(self, writes: list[_Write]) -> list[int]:
-        with self._ledger.redis.pipeline(transaction=False) as pipe:
-            for write in writes:
-                claim = write.job.claim
-                if write.result is None:
-                    self._ledger.append(pipe, claim, write.seq, write.document, write.job.completion_tokens)
+            for write, reply in zip(batch, replies, strict=True):
+                if reply == GAP:
+                    self._go_back(write)
                 else:
-                    state = write.result.state
-                    self._ledger.finish(pipe, claim, state.value, TERMINAL_KINDS[state], write.document)
-            replies: list[int] = pipe.execute()
-            return replies
+                    self._settle(write, accepted=reply == 1)
+            writes, tries = writes[len(batch) :], 0
 
-    def _settle(self, write: _Write, *, accepted: bool) -> None:
+    def _send(self, writes: list[Write]) -> list[int]:
+        def put(pipe: Any) -> None:
+            for write in writes:
+                write.put(self._ledger, pipe)
+
+        return self._ledger.pipelined(put)
+
+    def _go_back(self, write: Write) -> None:
+        """Give a job back whose last deltas the server has lost: whoever is next goes on from those that are left."""
+        with self._lock:
+            request_id = write.job.claim.request_id
+            if self._inflight.get(request_id) is write.job:
+                self._pending[request_id] = Pending(ending=Release(write.job))
+                write.job.ended = True
+        delta = write.last if isinstance(write, Finish) else write
+        self.tokens_wasted["gap"] += delta.num_tokens if isinstance(delta, Append) else 0
+        logger.warning("Redis has lost deltas of job %s, which goes back to them", write.job.claim.job_id)
+        self._wake.set()
+
+    def _settle(self, write: Write, *, accepted: bool) -> None:
         claim = write.job.claim
         if accepted:
-            self.events_published += 1
-            if write.result is not None:
+            self.events_published += isinstance(write, Append | Finish | Reset)
+            self.events_published += isinstance(write, Finish) and write.last is not None
+            if isinstance(write, Finish | Release | Retry):
                 self._inflight.remove(claim.request_id)
+            if isinstance(write, Finish):
                 self._on_ended(write.result)
-        else:
-            self.fenced_writes += 1
-            if self._inflight.remove(claim.request_id):
-                logger.info("job %s attempt %d is not ours any more", claim.job_id, claim.attempt)
+            elif isinstance(write, Release | Retry):
                 self._on_lost(claim.request_id)
-
-
-def _delta(job: OwnedJob, index: int, piece: _Piece) -> _Write:
-    """The write of an answer's next piece."""
-    job.seq += 1
-    document = delta_document(job.claim.attempt, job.seq, piece.text, piece.token_ids, index, piece.logprobs)
-    return _Write(job, document, seq=job.seq)
+            return
+        self.fenced_writes += 1
+        delta = write.last if isinstance(write, Finish) else write
+        self.tokens_wasted["lost"] += delta.num_tokens if isinstance(delta, Append) else 0
+        if self._inflight.remove(claim.request_id):
+            logger.info("job %s attempt %d is not ours any more", claim.job_id, claim.attempt)
+            self._on_lost(claim.request_id)

@@ -8,6 +8,10 @@ import uuid
 from dataclasses import dataclass, field
 
 from ..producers.keys import DEFAULT_PREFIX
+from ..producers.ledger import MAX_DELIVERIES
+
+LEASE_MS = 15_000
+"""A job whose worker is silent for this long goes to another, unless the worker was told otherwise."""
 
 
 def _new_worker_id() -> str:
@@ -22,11 +26,13 @@ class WorkerSettings:
     redis_url: str
     prefix: str = DEFAULT_PREFIX
     worker_id: str = field(default_factory=_new_worker_id)
-    lease_ms: int = 15_000
+    lease_ms: int = LEASE_MS
     """A job whose worker is silent for this long goes to another."""
     poll_s: float = 1.0
     """Longest wait before the ledger is asked for work, hint or no hint."""
     flush_s: float = 0.025
-    """Deltas of this long are written together."""
+    """Shortest time between two writes; the deltas that come in it are written together."""
     drain_grace_s: float = 30.0
     """Time for running jobs to finish when the worker is told to stop."""
+    max_deliveries: int = MAX_DELIVERIES
+    """Deliveries of a job before it is given up."""

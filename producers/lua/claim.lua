@@ -1,46 +1,67 @@
--- Take queued jobs for a worker, first submitted first, over all queues that it serves.
--- ARGV: prefix, worker, lease_ms, count, max_deliveries, event_limit, queue...
--- Returns {id, request, attempt, token, waited_ms} for each job taken.
+-- Take queued jobs for a worker, in the order of their places, over all queues that it serves.
+-- ARGV: prefix, worker, model, lease_ms, count, max_deliveries, event_limit, queue...
+-- Returns {id, request, attempt, token, waited_ms, seq, deliveries} for each job taken; `seq` is the number of
+-- deltas that an earlier attempt has published.
 -- The delivery is counted here, before any work starts, so that a job that kills its worker is still counted.
-local worker, lease, count = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local max_deliveries, limit = tonumber(ARGV[5]), ARGV[6]
+local worker, model, lease, count = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local max_deliveries, limit = tonumber(ARGV[6]), ARGV[7]
 local now = now_ms()
-local claimed = {}
+local started = '{"kind":"started","worker":' .. cjson.encode(worker) .. ',"model":' .. cjson.encode(model)
+local claimed, taken_of_tenant = {}, {}
 
-local function pop_first()
-  local first_queue, first_id, first_order
-  for index = 7, #ARGV do
-    local head = redis.call('ZRANGE', queue_key(ARGV[index]), 0, 0, 'WITHSCORES')
-    if head[1] and (not first_order or tonumber(head[2]) < first_order) then
-      first_queue, first_id, first_order = ARGV[index], head[1], tonumber(head[2])
-    end
+-- The next `wanted` jobs over all queues, as {id, queue}.
+local function first_queued(wanted)
+  local heads, at, merged = {}, {}, {}
+  for index = 8, #ARGV do
+    heads[index] = redis.call('ZRANGE', queue_key(ARGV[index]), 0, wanted - 1, 'WITHSCORES')
+    at[index] = 1
   end
-  if first_id then redis.call('ZREM', queue_key(first_queue), first_id) end
-  return first_id
+  while #merged < wanted do
+    local first, first_order
+    for index = 8, #ARGV do
+      local order = tonumber(heads[index][at[index] + 1])
+      if order and (not first_order or order < first_order) then
+        first, first_order = index, order
+      end
+    end
+    if not first then break end
+    merged[#merged + 1] = {heads[first][at[first]], ARGV[first]}
+    at[first] = at[first] + 2
+  end
+  return merged
 end
 
-while #claimed < count do
-  local id = pop_first()
-  if not id then break end
+local function take(id, queue)
   local job = job_key(id)
-  local fields = redis.call('HMGET', job, 'state', 'request', 'created_ms', 'deliveries', 'seq')
-  if fields[1] == 'queued' then
-    if tonumber(fields[4]) >= max_deliveries then
-      bury(id, max_deliveries, limit)
-    else
-      local attempt = redis.call('HINCRBY', job, 'attempt', 1)
-      local token = worker .. '/' .. attempt
-      redis.call('HINCRBY', job, 'deliveries', 1)
-      redis.call('HSET', job, 'state', 'running', 'token', token, 'worker', worker, 'seq', 0,
-        'completion_tokens', 0)
-      redis.call('ZADD', running_key, now + lease, id)
-      -- Text of an earlier attempt is void from here on; readers start over.
-      if tonumber(fields[5] or 0) > 0 then
-        append_event(id, cjson.encode({kind = 'reset', attempt = attempt}), limit)
-      end
-      append_event(id, cjson.encode({kind = 'started', attempt = attempt, worker = worker}), limit)
-      claimed[#claimed + 1] = {id, fields[2], attempt, token, now - tonumber(fields[3])}
-    end
+  local fields = redis.call('HMGET', job, 'state', 'request', 'created_ms', 'deliveries', 'seq', 'tenant',
+    'deadline_ms', 'attempt')
+  if fields[1] ~= 'queued' then
+    redis.call('ZREM', queue_key(queue), id)
+  elseif is_late(fields[7], now) then
+    expire_job(id, limit)
+  elseif tonumber(fields[4]) >= max_deliveries then
+    bury(id, max_deliveries, limit)
+  else
+    local attempt, deliveries, seq = fields[8] + 1, fields[4] + 1, tonumber(fields[5])
+    local token = worker .. '/' .. attempt
+    redis.call('ZREM', queue_key(queue), id)
+    taken_of_tenant[fields[6]] = (taken_of_tenant[fields[6]] or 0) + 1
+    redis.call('HSET', job, 'state', 'running', 'token', token, 'worker', worker, 'attempt', attempt, 'deliveries',
+      deliveries)
+    redis.call('ZADD', running_key, now + lease, id)
+    append_event(id, started .. ',"attempt":' .. attempt .. ',"seq":' .. seq .. '}', limit)
+    claimed[#claimed + 1] = {id, fields[2], attempt, token, now - tonumber(fields[3]), seq, deliveries}
   end
+end
+
+repeat
+  -- Whatever becomes of them, they are in no queue afterwards.
+  local queued = first_queued(count - #claimed)
+  for _, job in ipairs(queued) do
+    take(job[1], job[2])
+  end
+until #queued == 0 or #claimed == count
+for tenant, taken in pairs(taken_of_tenant) do
+  count_queued(tenant, -taken)
 end
 return claimed

@@ -196,6 +196,66 @@ def test_samples_of_one_seed_are_independent() -> None:
     assert len(set(sample(logits, requests))) > 30
 
 
+def test_a_row_after_a_broken_one_keeps_its_own_settings() -> None:
+    logits = random_logits(3)
+    logits[0, 3] = math.nan
+    requests = [make_request(SamplingParams(seed=seed, temperature=0.2 * seed)) for seed in (1, 6, 9)]
+    draws = draw(logits, requests)
+    assert draws[0].error == NOT_FINITE
+    for row in (1, 2):
+        assert draws[row] == draw(logits[row : row + 1], requests[row : row + 1])[0]
+    other = [make_request(SamplingParams(seed=seed)) for seed in range(40)]
+    tokens = sample(torch.cat([logits[:1], torch.zeros(39, VOCABULARY)]), other)
+    assert tokens[1:] == [sample(torch.zeros(1, VOCABULARY), [one])[0] for one in other[1:]]
+
+
+def test_penalties_of_unlike_rows_are_their_own() -> None:
+    logits = torch.zeros(3, VOCABULARY)
+    logits[:, 5], logits[:, 6] = 1.0, 0.5
+    settings: list[dict[str, Any]] = [{"presence_penalty": 0.1}, {"presence_penalty": 1.0}, {"frequency_penalty": 0.3}]
+    requests = [make_request(SamplingParams(temperature=0, **one)) for one in settings]
+    drawn = []
+    for _ in range(3):
+        tokens = sample(logits, requests)
+        drawn.append(tokens)
+        for request, token in zip(requests, tokens, strict=True):
+            assert token is not None
+            request.append_token(token)
+    assert drawn[:2] == [[5, 5, 5], [5, 6, 5]]
+    assert drawn[2][0] == 5
+
+
+def test_a_bad_word_is_known_by_its_beginning() -> None:
+    logits = torch.zeros(1, VOCABULARY)
+    logits[0, 12], logits[0, 11] = 3.0, 2.0
+    request = make_request(SamplingParams(temperature=0, bad_words=("abc",)), spellings={"abc": (10, 11, 12)})
+    for token in (10, 11):
+        request.append_token(token)
+    assert sample(logits, [request]) == [11]
+    request.append_token(12)
+    assert sample(logits, [request]) == [12]
+
+
+def test_every_place_of_an_answer_has_its_own_noise() -> None:
+    requests = []
+    for length in range(40):
+        requests.append(make_request(SamplingParams(seed=1)))
+        for _ in range(length):
+            requests[-1].append_token(3)
+    assert len(set(sample(torch.zeros(40, VOCABULARY), requests))) > 30
+
+
+def test_every_bit_of_a_seed_counts() -> None:
+    seeds = [5, *(5 + (1 << bit) for bit in range(3, 64))]
+    requests = [make_request(SamplingParams(seed=seed)) for seed in seeds]
+    assert len(set(sample(torch.zeros(1, 100_000).expand(len(seeds), -1), requests))) == len(seeds)
+
+
+def test_greedy_rows_have_no_noise_even_among_equals() -> None:
+    requests = [make_request(SamplingParams(temperature=0, seed=seed)) for seed in range(20)]
+    assert len(set(sample(torch.zeros(20, VOCABULARY), requests))) == 1
+
+
 def test_log_probabilities_are_the_models_own() -> None:
     logits = random_logits(3)
     params = SamplingParams(temperature=0.5, logit_bias={7: 100.0}, logprobs=2, seed=1)

@@ -20,12 +20,17 @@ TOKENIZER = byte_level()
 IM_END = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
 
 
-def fed(pieces: Sequence[str], stops: Sequence[str], *, include: bool = False) -> tuple[list[str], str | None]:
-    """What comes out for each piece, with the rest at the end, and the stop that was found."""
+def fed(
+    pieces: Sequence[str], stops: Sequence[str], *, include: bool = False, unseen: int = 0
+) -> tuple[list[str], str | None]:
+    """What comes out for each piece, with the rest at the end, and the stop that was found.
+
+    Stops that are complete within the first ``unseen`` pieces do not count.
+    """
     subject = StopStrings(stops, include=include)
     out = []
-    for piece in pieces:
-        out.append(subject.add(piece))
+    for index, piece in enumerate(pieces):
+        out.append(subject.add(piece, look=index >= unseen))
         if subject.found is not None:
             return out, subject.found
     return [*out, subject.finish()], None
@@ -53,6 +58,8 @@ def answer(tokens: Sequence[int], **settings: Any) -> Answer:
         (["abc"], ["bc", "abc"], [""], "abc"),
         (["aab", "aac"], ["aabaac"], ["", ""], "aabaac"),
         (["aabaab", "aac"], ["aabaac"], ["aab", ""], "aabaac"),
+        (["xa", "b"], ["ab", "ccc"], ["x", ""], "ab"),
+        (["xab", "c", "d"], ["abcd", "bx"], ["x", "", ""], "abcd"),
     ],
 )
 def test_b3_text_before_the_first_match(
@@ -66,14 +73,17 @@ def test_b3_text_before_the_first_match(
     stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3),
     cuts=st.lists(st.integers(0, 30)),
     include=st.booleans(),
+    unseen=st.integers(0, 3),
 )
-def test_b3_pieces_do_not_change_what_is_found(text: str, stops: list[str], cuts: list[int], include: bool) -> None:
+def test_b3_pieces_do_not_change_what_is_found(
+    text: str, stops: list[str], cuts: list[int], include: bool, unseen: int
+) -> None:
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
-    out, found = fed(pieces, stops, include=include)
+    out, found = fed(pieces, stops, include=include, unseen=unseen)
     # By definition: character by character, the first stop that the text so far ends with.
     expected = text
-    for end in range(1, len(text) + 1):
+    for end in range(edges[min(unseen, len(edges) - 1)] + 1, len(text) + 1):
         ended = [stop for stop in stops if text[:end].endswith(stop)]
         if ended:
             longest = max(ended, key=len)
@@ -112,9 +122,27 @@ def test_b3_a_stop_that_is_an_emoji() -> None:
     assert (result.text, result.finish_reason) == ("a", FinishReason.STOP)
 
 
-def test_a_stop_before_min_tokens_does_not_count() -> None:
-    result = answer(byte_tokens(TOKENIZER, "xxaxxb"), stop=("xx",), min_tokens=3)
-    assert (result.text, result.finish_reason) == ("xxa", FinishReason.STOP)
+@pytest.mark.parametrize(("min_tokens", "text"), [(2, ""), (3, "xxa"), (5, "xxa"), (6, "xxaxxb")])
+def test_a_stop_before_min_tokens_does_not_count(min_tokens: int, text: str) -> None:
+    result = answer(byte_tokens(TOKENIZER, "xxaxxb"), stop=("xx",), min_tokens=min_tokens)
+    assert result.text == text
+    assert result.finish_reason is (FinishReason.LENGTH if min_tokens == 6 else FinishReason.STOP)
+
+
+def test_a_stop_that_is_complete_at_the_cap_is_a_stop() -> None:
+    result = answer(byte_tokens(TOKENIZER, "abEND"), stop=("END",))
+    assert (result.text, result.finish_reason) == ("ab", FinishReason.STOP)
+    assert result.last is not None
+    assert result.last.stop_reason == "END"
+
+
+@pytest.mark.parametrize(("stop", "text"), [((), "ab "), ((" ",), "ab"), ((" c",), "ab ")])
+def test_a_character_before_half_of_another_at_the_cap(stop: tuple[str, ...], text: str) -> None:
+    # One token is a space and the first byte of an emoji, whose text is held back until the others come.
+    half = TOKENIZER.convert_tokens_to_ids("\u0120\u00f0")
+    result = answer([*byte_tokens(TOKENIZER, "ab"), half], stop=stop)
+    assert result.text == text
+    assert result.finish_reason is (FinishReason.STOP if text == "ab" else FinishReason.LENGTH)
 
 
 @pytest.mark.parametrize("include", [False, True])

@@ -133,6 +133,7 @@ def test_other_forms(engine: Engine, demo_tokenizer: Any, kind: Any, text: str, 
         ("json_schema", '{"$ref": "http://example.org/schema"}', "example.org"),
         ("regex", "(ab", "unclosed group"),
         ("grammar", 'start: "a" b', 'unknown name: "b"'),
+        ("grammar", "root ::= nowhere", "nowhere"),
     ],
 )
 def test_a_form_that_cannot_be_compiled_is_one_clear_sentence(engine: Engine, kind: Any, text: str, says: str) -> None:

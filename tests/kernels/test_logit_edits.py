@@ -39,6 +39,17 @@ def test_a_bitmask_leaves_its_tokens_and_forbids_the_others(vocabulary: int, row
     assert torch.equal(logits, expected)
 
 
+def test_bitmasks_of_many_rows() -> None:
+    logits = torch.zeros(90, 64)
+    rows = torch.randperm(90, generator=torch.Generator().manual_seed(1))[:70]
+    bitmask = torch.zeros(70, 2, dtype=torch.int32)
+    bitmask[:, 0] = torch.arange(1, 71)
+    apply_token_bitmask(logits, rows, bitmask)
+    for row, word in zip(rows.tolist(), range(1, 71), strict=True):
+        assert logits[row].isfinite().tolist() == [bool(word >> token & 1) for token in range(64)]
+    assert int(logits.isfinite().all(dim=-1).sum()) == 20
+
+
 def test_tokens_past_the_masks_end_are_forbidden() -> None:
     logits = random_logits(100)
     apply_token_bitmask(logits, torch.tensor([1]), torch.full((1, 2), -1, dtype=torch.int32))
@@ -85,7 +96,7 @@ def test_logprobs_of_the_chosen_and_the_likeliest(count: int) -> None:
     logits[1] = logits[1].round()  # ties
     logits[2, 5:] = -math.inf
     tokens = torch.tensor([0, 19, 7, 3, 3])
-    chosen, values, ids = token_logprobs(logits, tokens, count)
+    chosen, values, ids = token_logprobs(logits.log_softmax(-1), tokens, count)
     assert values.shape == ids.shape == (ROWS, count)
     for row in range(ROWS):
         total = math.log(sum(math.exp(v) for v in logits[row].tolist()))
@@ -98,5 +109,5 @@ def test_logprobs_of_the_chosen_and_the_likeliest(count: int) -> None:
 
 
 def test_of_equally_likely_tokens_the_lower_ids_are_named() -> None:
-    _, _, ids = token_logprobs(torch.zeros(2, 50), torch.tensor([9, 9]), 3)
+    _, _, ids = token_logprobs(torch.zeros(2, 50).log_softmax(-1), torch.tensor([9, 9]), 3)
     assert ids.tolist() == [[0, 1, 2], [0, 1, 2]]

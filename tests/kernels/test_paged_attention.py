@@ -10,7 +10,7 @@ import torch
 from .paged import NAN, attention_batch, paged_case
 
 # Prefill chunks and decodes mixed, with contexts that end before, at and after the edge of a block of 4.
-MIXED = [(1, 1), (3, 3), (1, 4), (4, 4), (1, 5), (5, 5), (2, 9), (1, 8), (7, 16), (1, 17)]
+MIXED = [(1, 1), (3, 3), (1, 4), (4, 4), (1, 5), (5, 5), (2, 9), (1, 8), (8, 16), (9, 9), (12, 12), (11, 29), (1, 17)]
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 160, 256])
@@ -23,8 +23,14 @@ def test_d15_head_sizes_and_groups(head_dim: int, heads: int, kv_heads: int) -> 
 def test_block_sizes(block_size: int) -> None:
     edges = [block_size - 1, block_size, block_size + 1, 2 * block_size, 2 * block_size + 1]
     decodes = [(1, context_len) for context_len in edges if context_len]
-    chunks = [(min(3, context_len), context_len) for context_len in edges if context_len]
+    chunks = [(min(most, context_len), context_len) for context_len in edges if context_len for most in (3, 9)]
     paged_case(decodes + chunks, block_size=block_size).check()
+
+
+def test_short_chunks_are_computed_among_the_decodes() -> None:
+    case = paged_case([(1, 9), (8, 12), (9, 12), (2, 10)])
+    assert [tuple(group.query_positions.shape) for group in case.batch.groups] == [(11, 1), (1, 9)]
+    case.check()
 
 
 @pytest.mark.parametrize("window", [1, 2, 4, 5, 8, 100])
@@ -42,7 +48,7 @@ def test_soft_cap(window: int | None) -> None:
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
 @pytest.mark.parametrize("poison", [NAN, float("inf"), -float("inf")])
 def test_unwritten_slots_do_not_leak(poison: float, soft_cap: float | None) -> None:
-    case = paged_case([(1, 2), (1, 7), (3, 6)])
+    case = paged_case([(1, 2), (1, 7), (3, 6), (9, 10)])
     assert case.batch.groups[0].block_ids.eq(0).any(), "no row is padded with block 0"
     for cache in (case.key_cache, case.value_cache):
         assert cache[0].isnan().all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import threading
 from typing import Any
@@ -20,9 +21,9 @@ from headrace.producers import (
 from headrace.producers.ledger import Ledger
 from redis import Redis
 
-from .attempts import append, claim_one, finish, job
+from .attempts import MODEL, append, claim_one, finish, job
 
-SHARED = ["submit", "submit_many", "stream", "result", "status", "cancel", "close"]
+SHARED = ["submit", "submit_many", "stream", "result", "status", "request", "cancel", "close"]
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -49,6 +50,25 @@ def test_a_job_goes_from_queued_to_its_result(client: Client, ledger: Ledger) ->
     assert client.status(job_id).result == client.result(job_id) == client.results([job_id, "other"])[job_id]
 
 
+def test_the_body_of_a_job_can_be_read_again(client: Client, url: str) -> None:
+    body = {"prompt": "Once", "n": 3, "stop": ["."]}
+    job_id = client.submit(body)
+    kept = client.request(job_id)
+    assert kept.items() >= body.items()
+    assert isinstance(kept["seed"], int)
+    assert client.request(client.submit(kept)) == kept
+
+    async def read(job_id: str) -> dict[str, Any]:
+        async with AsyncClient(url) as connected:
+            return await connected.request(job_id)
+
+    assert asyncio.run(read(job_id)) == kept
+    with pytest.raises(JobNotFound, match="no job nobody"):
+        client.request("nobody")
+    with pytest.raises(JobNotFound, match="no job nobody"):
+        asyncio.run(read("nobody"))
+
+
 def test_submitting_an_id_again_changes_nothing(client: Client, redis: Redis, ledger: Ledger) -> None:
     assert client.submit("one", job_id="mine") == client.submit("two", job_id="mine") == "mine"
     assert client.submit_many(["three", "four"], job_ids=["mine", "other"]) == ["mine", "other"]
@@ -58,7 +78,7 @@ def test_submitting_an_id_again_changes_nothing(client: Client, redis: Redis, le
 
 def test_many_jobs_keep_their_order(client: Client, ledger: Ledger) -> None:
     ids = client.submit_many([f"prompt {number}" for number in range(1200)], max_tokens=1)
-    assert [claim.job_id for claim in ledger.claim("w1", ["default"], 2000, 1000)] == ids
+    assert [claim.job_id for claim in ledger.claim("w1", MODEL, ["default"], 2000, 1000)] == ids
 
 
 def test_one_bad_request_of_many_queues_none(client: Client, redis: Redis) -> None:
@@ -76,7 +96,7 @@ def test_ids_that_cannot_be_part_of_a_key_are_refused(client: Client, job_id: st
 def test_cancel_is_durable_and_changes_no_ended_job(client: Client, ledger: Ledger) -> None:
     queued, running, done = client.submit_many(["a", "b", "c"], job_ids=["queued", "running", "done"])
     assert client.cancel(queued) is JobState.CANCELLED
-    claims = {claim.job_id: claim for claim in ledger.claim("w1", ["default"], 5, 60_000)}
+    claims = {claim.job_id: claim for claim in ledger.claim("w1", MODEL, ["default"], 5, 60_000)}
     assert set(claims) == {running, done}, "a job cancelled with no worker up is never started"
     assert client.cancel(running) is client.cancel(running) is JobState.CANCELLED
     assert finish(ledger, claims[running]) == 0
@@ -135,7 +155,7 @@ def test_one_client_in_many_threads(client: Client, ledger: Ledger) -> None:
         thread.start()
     left = 8
     while left:
-        for claim in ledger.claim("w1", ["default"], 8, 60_000):
+        for claim in ledger.claim("w1", MODEL, ["default"], 8, 60_000):
             finish(ledger, claim, text=claim.job_id)
             left -= 1
     for thread in threads:
@@ -146,7 +166,7 @@ def test_one_client_in_many_threads(client: Client, ledger: Ledger) -> None:
 def test_endings_of_a_group_come_in_order_and_once(client: Client, ledger: Ledger) -> None:
     client.submit_many(["a", "b", "c"], job_ids=["a", "b", "c"], group="g")
     client.submit("other", group="h")
-    claims = ledger.claim("w1", ["default"], 3, 60_000)
+    claims = ledger.claim("w1", MODEL, ["default"], 3, 60_000)
     assert client.endings("g", block_ms=1) == []
     for claim in reversed(claims[1:]):
         finish(ledger, claim)
@@ -203,7 +223,7 @@ async def test_the_async_client_submits_and_cancels(url: str, ledger: Ledger) ->
         one = await client.submit("hi", max_tokens=3)
         many = await client.submit_many(["a", "b"], job_ids=["x", one], group="g")
         assert many == ["x", one]
-        assert [claim.job_id for claim in ledger.claim("w1", ["default"], 9, 60_000)] == [one, "x"]
+        assert [claim.job_id for claim in ledger.claim("w1", MODEL, ["default"], 9, 60_000)] == [one, "x"]
         with pytest.raises(InvalidRequest, match="max_tokens"):
             await client.submit("hi", max_tokens=0)
         with pytest.raises(WaitTimeout):

@@ -8,7 +8,7 @@ from headrace.producers.ledger import MAX_DELIVERIES, Ledger
 from redis import Redis
 
 from ..support import wait_until
-from .attempts import LONG_MS, append, claim_one, finish, job, takes_over
+from .attempts import LONG_MS, MODEL, append, claim_one, finish, job, release, takes_over
 
 KEYS = Keys("some:prefix")
 
@@ -20,7 +20,7 @@ def all_keys(redis: Redis) -> set[str]:
 def test_the_scripts_build_the_documented_names(redis: Redis) -> None:
     ledger = Ledger(redis, KEYS)
     ledger.submit([job("a", queue="m", group="g"), job("b", queue="m")])
-    queued = {KEYS.job("a"), KEYS.job("b"), KEYS.queue("m"), KEYS.sequence}
+    queued = {KEYS.job("a"), KEYS.job("b"), KEYS.queue("m"), KEYS.queued, KEYS.sequence}
     assert all_keys(redis) == queued
 
     with redis.pubsub() as channel:  # type: ignore[no-untyped-call]
@@ -34,7 +34,8 @@ def test_the_scripts_build_the_documented_names(redis: Redis) -> None:
     assert all_keys(redis) == {*queued, KEYS.events("a"), KEYS.group("g")}
     give_up(ledger, "m")
     assert all_keys(redis) == {*queued, KEYS.events("a"), KEYS.group("g"), KEYS.events("b"), KEYS.dead} - {
-        KEYS.queue("m")
+        KEYS.queue("m"),
+        KEYS.queued,
     }
 
 
@@ -65,18 +66,18 @@ def test_all_keys_of_an_ended_job_have_a_ttl(redis: Redis, ledger: Ledger) -> No
 
 def test_after_all_retentions_only_the_counter_is_left(redis: Redis, ledger: Ledger) -> None:
     ledger.submit([job(f"j{number}", retention_s=1, group="g") for number in range(10)])
-    claims = ledger.claim("w1", ["default"], 9, LONG_MS)
+    claims = ledger.claim("w1", MODEL, ["default"], 9, LONG_MS)
     taken = ledger.renew(claims[3:6], lease_ms=0)
     assert taken == []
     for claim in claims[:3]:
         append(ledger, claim, 1, "x")
         finish(ledger, claim)
-    assert len(ledger.reap()) == 3
-    again = ledger.claim("w2", ["default"], 4, LONG_MS)
+    assert ledger.reap().taken_over == 3
+    again = ledger.claim("w2", MODEL, ["default"], 4, LONG_MS)
     assert {claim.attempt for claim in again} == {1, 2}
     for claim in [*again, *claims[6:8]]:
         finish(ledger, claim, JobState.FAILED)
-    assert ledger.release(claims[8:]) == 1
+    assert release(ledger, claims[8]) == 1
     ledger.cancel(claims[8].job_id)
     ledger.submit([job("poison", retention_s=1)])
     give_up(ledger, "default")
@@ -103,7 +104,7 @@ def test_c3_a_poison_job_is_delivered_so_often_and_then_dead(redis: Redis, ledge
         ledger.reap()
     assert redis.zrange(ledger.keys.dead, 0, -1) == ["poison"]
     result = str(redis.hget(ledger.keys.job("poison"), "result"))
-    assert f"gave up after {MAX_DELIVERIES} deliveries; the last worker, w{MAX_DELIVERIES}" in result
+    assert f"gave up after {MAX_DELIVERIES} deliveries; in the last, its worker, w{MAX_DELIVERIES}, stopped" in result
     assert claim_one(ledger).job_id == "healthy"
 
 
@@ -112,17 +113,17 @@ def test_jobs_handed_back_in_order_are_never_given_up(ledger: Ledger) -> None:
     for attempt in range(1, 3 * MAX_DELIVERIES):
         claim = claim_one(ledger)
         assert claim.attempt == attempt
-        assert ledger.release([claim]) == 1
+        assert release(ledger, claim) == 1
 
 
 def test_claims_are_first_come_first_served_over_all_queues(ledger: Ledger) -> None:
     queues = ["a", "b", "c"]
     names = [f"j{number}" for number in range(30)]
     ledger.submit([job(name, queue=queues[number * 7 % 3]) for number, name in enumerate(names)])
-    first = ledger.claim("w1", ["c", "a", "b"], 8, LONG_MS)
-    assert ledger.release(first[:4]) == 4, "handed back, they have their old places again"
+    first = ledger.claim("w1", MODEL, ["c", "a", "b"], 8, LONG_MS)
+    assert [release(ledger, claim) for claim in first[:4]] == [1] * 4, "handed back, they have their old places again"
     taken = first[4:]
-    while claims := ledger.claim("w2", ["b", "c", "a"], 5, LONG_MS):
+    while claims := ledger.claim("w2", MODEL, ["b", "c", "a"], 5, LONG_MS):
         taken += claims
     assert [claim.job_id for claim in taken] == [*names[4:8], *names[:4], *names[8:]]
 

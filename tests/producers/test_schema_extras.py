@@ -20,6 +20,11 @@ CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "we
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
+def function(name: str) -> dict[str, Any]:
+    """A tool without parameters."""
+    return {"type": "function", "function": {"name": name}}
+
+
 @pytest.mark.parametrize("key", ["-1", "abc", "1.5", "", "1" * 11])
 def test_d7_keys_of_logit_bias_that_are_no_token_ids_are_named(key: str) -> None:
     error = refusal({**CHAT, "logit_bias": {key: 1.0}})
@@ -43,24 +48,65 @@ def test_d7_token_ids_that_are_none_are_refused(name: str) -> None:
     assert getattr(parse(**{name: [0, 7]}), name) == [0, 7]
 
 
+@pytest.mark.parametrize(
+    ("name", "allowed", "refused"),
+    [
+        ("n", [1, 128], [0, 129, 1.0]),
+        ("min_tokens", [0, 1], [-1]),
+        ("presence_penalty", [-2, 2.0], [-2.1, 2.1, NAN]),
+        ("frequency_penalty", [-2, 2.0], [-2.1, 2.1, NAN]),
+        ("repetition_penalty", [0.01, 100], [0, 0.001, 101, -1]),
+        ("prompt_logprobs", [0, 20], [-1, 21, True]),
+        ("stop", ["a", ["a"] * 16, []], ["", ["a"] * 17, ["a", ""], [1]]),
+        ("bad_words", [["a"] * 1024, []], [["a"] * 1025, [""], "a"]),
+        ("allowed_token_ids", [[0]], [[]]),
+        ("truncate_prompt_tokens", [-1, 1], [1 << 31, "5"]),
+        ("cache_salt", ["s" * 128], ["s" * 129, 5]),
+        ("tenant", ["t" * 128], ["t" * 129, 5]),
+        ("parallel_tool_calls", [True, False], [1, "no"]),
+        ("include_stop_str_in_output", [True, False], [1]),
+        ("ignore_eos", [True, False], [0]),
+        ("skip_special_tokens", [True, False], [0]),
+        ("prefix_cache", [True, False], [0]),
+    ],
+)
+def test_limits(name: str, allowed: list[Any], refused: list[Any]) -> None:
+    for value in allowed:
+        kept = getattr(parse(**{name: value}), name)
+        assert kept == ([value] if name == "stop" and isinstance(value, str) else value)
+    for value in refused:
+        assert refusal({**CHAT, name: value}).param == name, value
+
+
 def test_log_probabilities_in_the_form_of_each_endpoint() -> None:
     assert parse(logprobs=True).reported_logprobs == 0
     assert parse(logprobs=True, top_logprobs=5).reported_logprobs == 5
     assert parse(logprobs=False).reported_logprobs is parse().reported_logprobs is None
+    assert parse(prompt_logprobs=2, logprobs=True, top_logprobs=5).reported_prompt_logprobs == 2
     raw = GenerationRequest.parse({**RAW, "logprobs": 3})
     assert (raw.reported_logprobs, raw.reported_prompt_logprobs) == (3, None)
     echo = GenerationRequest.parse({**RAW, "logprobs": 3, "echo": True})
     assert (echo.reported_logprobs, echo.reported_prompt_logprobs) == (3, 3)
-    for body in ({**CHAT, "logprobs": 3}, {**RAW, "logprobs": True}, {**RAW, "logprobs": 21}):
+    both = GenerationRequest.parse({**RAW, "logprobs": 3, "echo": True, "prompt_logprobs": 0})
+    assert (both.reported_logprobs, both.reported_prompt_logprobs) == (3, 0)
+    assert GenerationRequest.parse({**RAW, "logprobs": False}).reported_logprobs is None
+    wrong = [{**CHAT, "logprobs": 3}, {**CHAT, "logprobs": 0}]
+    wrong += [{**RAW, "logprobs": value} for value in (-1, 21, True)]
+    for body in wrong:
         error = refusal(body)
         assert error.param == "logprobs"
         assert "true or false beside messages, and an integer from 0 to 20 beside prompt" in error.message
-    assert refusal({**CHAT, "top_logprobs": 5}).param == "top_logprobs"
+    for logprobs in (None, False):
+        assert refusal({**CHAT, "logprobs": logprobs, "top_logprobs": 5}).param == "top_logprobs"
+    assert refusal({**RAW, "logprobs": 3, "top_logprobs": 5}).param == "top_logprobs"
+    assert refusal({**CHAT, "logprobs": True, "top_logprobs": 21}).param == "top_logprobs"
     assert refusal({**CHAT, "echo": True}).param == "echo"
 
 
 def test_min_tokens_above_max_tokens() -> None:
-    assert refusal({**CHAT, "min_tokens": 6, "max_tokens": 5}).param == "min_tokens"
+    for limit in ("max_tokens", "max_completion_tokens"):
+        assert refusal({**CHAT, "min_tokens": 6, limit: 5}).param == "min_tokens"
+        assert parse(**{"min_tokens": 5, limit: 5}).min_tokens == 5
 
 
 @pytest.mark.parametrize(
@@ -120,6 +166,13 @@ def test_tools_and_how_to_choose() -> None:
         request = parse(tools=[TOOL], tool_choice=choice)
         assert request.may_call_tools is (choice != "none")
         assert GenerationRequest.model_validate_json(submission(request).request).tools == request.tools
+    for choice in (None, "none", "auto"):
+        request = parse(tools=[], tool_choice=choice)
+        assert request.tools is None
+        assert not request.may_call_tools
+    form = {"type": "json_object"}
+    assert parse(tools=[TOOL], tool_choice="none", response_format=form).structured_output is not None
+    assert len(parse(tools=[function(f"f{index}") for index in range(128)]).tools or []) == 128
 
 
 @pytest.mark.parametrize(
@@ -129,6 +182,9 @@ def test_tools_and_how_to_choose() -> None:
         ({"tools": [{**TOOL, "type": "browser"}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
         ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [function("f" * 65)]}, "tools"),
+        ({"tools": [function("")]}, "tools"),
+        ({"tools": [function(f"f{index}") for index in range(129)]}, "tools"),
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -171,6 +227,9 @@ def test_d12_a_call_without_content_and_the_tool_turn_after_it() -> None:
         {"role": "tool", "content": "x"},
         {"role": "user", "content": "x", "tool_call_id": "c1"},
         {"role": "assistant"},
+        {"role": "user"},
+        {"role": "assistant", "content": "x", "tool_calls": []},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
         {"role": "assistant", "content": None, "tool_calls": [{**CALL, "function": {"name": "f"}}]},
         {"role": "boss", "content": "x"},
     ],
@@ -182,6 +241,6 @@ def test_d12_turns_that_cannot_be(turn: dict[str, Any]) -> None:
 
 
 def test_a4_surrogates_inside_schemas_and_tools() -> None:
-    request = parse(guided_json={"enum": ["a\ud83d"]})
-    assert request.guided_json == {"enum": ["a\ufffd"]}
+    request = parse(guided_json={"enum": ["a\ud83d"], "\ud83d": {"const": ["\ud83d"]}})
+    assert request.guided_json == {"enum": ["a\ufffd"], "\ufffd": {"const": ["\ufffd"]}}
     assert "\ufffd" in submission(request).request

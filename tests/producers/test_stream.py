@@ -23,7 +23,7 @@ from headrace.producers import (
 from headrace.producers.events import START
 from headrace.producers.ledger import Ledger
 
-from .attempts import append, claim_one, finish, job, takes_over
+from .attempts import append, claim_one, finish, job, reset, takes_over
 
 Reader = Callable[..., Iterator[Event]]
 
@@ -194,35 +194,68 @@ def test_a_gap_before_the_first_delta_is_an_error(ledger: Ledger, read: Reader) 
 def test_a_gap_over_the_start_of_a_second_attempt_is_an_error(ledger: Ledger, read: Reader) -> None:
     ledger.submit([job("j")])
     first = claim_one(ledger)
-    append(ledger, first, 1, "void")
+    append(ledger, first, 1, "a")
     events = iter(read("j", timeout=20))
     assert isinstance([next(events), next(events)][1], Delta)
     second = takes_over(ledger, first, "w2")
-    for seq in range(1, 4):
+    for seq in range(2, 5):
         append(ledger, second, seq, "b")
     ledger.redis.xtrim(ledger.keys.events("j"), maxlen=1, approximate=False)
     with pytest.raises(StreamPositionError, match="trimmed"):
         list(events)
 
 
-def test_b8_a_second_attempt_is_a_reset_and_then_its_text_only(ledger: Ledger, read: Reader) -> None:
+def test_b8_a_second_attempt_goes_on_after_the_first(ledger: Ledger, read: Reader) -> None:
+    ledger.submit([job("j")])
+    first = claim_one(ledger, "w1")
+    append(ledger, first, 1, "one ")
+    append(ledger, first, 2, "unbroken ")
+    second = takes_over(ledger, first, "w2")
+    assert second.seq == 2
+    assert append(ledger, first, 3, "zombie ") == 0
+    append(ledger, second, 3, "text")
+    assert finish(ledger, first) == 0
+    finish(ledger, second, text="one unbroken text")
+    events = list(read("j"))
+    assert [type(event) for event in events] == [Started, Delta, Delta, Started, Delta, Finished]
+    assert text_of(events) == "one unbroken text"
+    assert [event.attempt for event in events if isinstance(event, Delta)] == [1, 1, 2]
+    for seen in range(len(events)):
+        assert events[: seen + 1] + list(read("j", after=events[seen].position)) == events
+
+
+def test_b8_an_attempt_that_cannot_go_on_is_a_reset_and_then_its_text_only(ledger: Ledger, read: Reader) -> None:
     ledger.submit([job("j")])
     first = claim_one(ledger, "w1")
     append(ledger, first, 1, "void ")
     append(ledger, first, 2, "void ")
     second = takes_over(ledger, first, "w2")
-    assert append(ledger, first, 3, "zombie ") == 0
+    assert [reset(ledger, second) for _ in range(2)] == [1, 1], "repeated, as after a reply that was lost"
+    assert reset(ledger, first) == 0
     append(ledger, second, 1, "right ")
-    assert append(ledger, first, 4, "zombie ") == 0
-    assert finish(ledger, first) == 0
+    assert append(ledger, first, 3, "zombie ") == 0
     append(ledger, second, 2, "text")
+    assert reset(ledger, second) == 1, "a late repetition voids nothing"
     finish(ledger, second, text="right text")
     events = list(read("j"))
-    assert [type(event) for event in events] == [Started, Delta, Delta, Reset, Started, Delta, Delta, Finished]
+    assert [type(event) for event in events] == [Started, Delta, Delta, Started, Reset, Delta, Delta, Finished]
     assert text_of(events) == "right text"
-    assert [event.attempt for event in events if isinstance(event, Delta)] == [1, 1, 2, 2]
     for seen in range(len(events)):
         assert events[: seen + 1] + list(read("j", after=events[seen].position)) == events
+
+
+def test_deltas_trimmed_before_a_second_attempt_are_missed(ledger: Ledger, read: Reader) -> None:
+    """The second attempt says how many deltas stand before it, so even a gap right there is seen."""
+    ledger.submit([job("j")])
+    first = claim_one(ledger, "w1")
+    append(ledger, first, 1, "a")
+    events = iter(read("j", timeout=20))
+    assert isinstance([next(events), next(events)][1], Delta)
+    append(ledger, first, 2, "b")
+    takes_over(ledger, first, "w2")
+    ledger.redis.xtrim(ledger.keys.events("j"), maxlen=1, approximate=False)
+    with pytest.raises(StreamPositionError, match="before the start of attempt 2 were trimmed"):
+        list(events)
 
 
 def test_an_attempt_without_text_needs_no_reset(ledger: Ledger, read: Reader) -> None:

@@ -14,11 +14,14 @@ from typing import Any
 
 from headrace.engine import Engine, EngineConfig
 from headrace.producers.keys import Keys
+from headrace.worker.local_engine import LocalEngine
 from headrace.worker.service import WorkerService
 from headrace.worker.settings import WorkerSettings
 from redis import Redis
 
 from ..support import environment, wait_until
+
+POLL_S = 0.02
 
 
 def tiny_config(model: Path, **changes: Any) -> EngineConfig:
@@ -38,13 +41,29 @@ def slow_down(engine: Engine, seconds: float) -> None:
     engine.step = slow_step  # type: ignore[method-assign]
 
 
+def engine_of(worker: WorkerService) -> Engine:
+    """The engine of a worker of this process."""
+    host = worker._host
+    assert isinstance(host, LocalEngine)
+    return host._engine
+
+
 @contextmanager
-def service(url: str, model: Path, *, step_seconds: float = 0.0, **config: Any) -> Iterator[WorkerService]:
+def service(
+    url: str, model: Path, *, step_seconds: float = 0.0, poll_s: float = POLL_S, **config: Any
+) -> Iterator[WorkerService]:
     """A worker without Celery, in this process."""
     engine = Engine.load(tiny_config(model, **config))
     slow_down(engine, step_seconds)
-    worker_settings = WorkerSettings(redis_url=url, poll_s=0.02, flush_s=0.005)
-    running = WorkerService(worker_settings, engine)
+    with serving(url, engine, poll_s=poll_s) as running:
+        yield running
+
+
+@contextmanager
+def serving(url: str, engine: Engine, *, poll_s: float = POLL_S) -> Iterator[WorkerService]:
+    """A worker without Celery over an engine that is there."""
+    worker_settings = WorkerSettings(redis_url=url, poll_s=poll_s, flush_s=0.005)
+    running = WorkerService(worker_settings, LocalEngine(lambda: engine))
     running.start()
     try:
         yield running
@@ -57,6 +76,7 @@ PROGRAM = """
 import json, logging, sys, time
 from headrace.engine import Engine, EngineConfig
 from headrace.worker.app import HeadraceApp
+from headrace.worker.local_engine import LocalEngine
 from headrace.worker.service import WorkerService
 from headrace.worker.settings import WorkerSettings
 
@@ -64,16 +84,16 @@ options = json.loads(sys.argv[1])
 logging.basicConfig(level=logging.INFO)
 config = EngineConfig(**options["engine"])
 engine = Engine.load(config)
-step = engine.step
+forward = engine._model.forward
 
-def slow_step():
+def slow_forward(batch, kv_cache):
     time.sleep(options["step_seconds"])
-    if any(list(group.first.prompt_token_ids) == options["poison"] for group in engine._groups.values()):
+    if any(request.prompt_token_ids == options["poison"] for request in batch.sampled):
         raise RuntimeError("this prompt is poison")
-    return step()
+    return forward(batch, kv_cache)
 
-engine.step = slow_step
-service = WorkerService(WorkerSettings(**options["settings"]), engine)
+engine._model.forward = slow_forward
+service = WorkerService(WorkerSettings(**options["settings"]), LocalEngine(lambda: engine))
 app = HeadraceApp(service)
 app.conf.broker_transport_options |= {
     "visibility_timeout": options["visibility_s"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import subprocess
 import sys
 import time
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from headrace.producers import Client, Finished, JobState, Started
-from headrace.producers.connection import celery_url
+from headrace.producers.celery_broker import celery_url
 from headrace.producers.hints import UNACKED_INDEX, HintSender, celery_settings
 from headrace.worker.embedded import EmbeddedServer
 from redis import Redis
@@ -169,6 +171,66 @@ def test_c1_a_held_message_is_not_delivered_twice(
     assert client.status(result.id).attempt == 1
     wait_until(lambda: redis.zcard(UNACKED_INDEX) == 0, "the message is acknowledged")
     assert redis.llen("headrace") == 0
+
+
+def test_a_finished_task_is_acknowledged_without_another_event(
+    worker: WorkerProcess, app: Celery, redis: Redis
+) -> None:
+    """Celery's loop, when nothing happens, sleeps up to a second before it looks for acknowledgements."""
+    waited = []
+    for _ in range(7):
+        wait_until(lambda: redis.zcard(UNACKED_INDEX) == 0, "nothing is held")
+        send(app, max_tokens=2, ignore_eos=True).get(timeout=60)
+        begun = time.monotonic()
+        wait_until(lambda: redis.zcard(UNACKED_INDEX) == 0, "the message is acknowledged")
+        waited.append(time.monotonic() - begun)
+    assert sorted(waited)[3] < 0.1, waited
+
+
+def message_with(**changed: Any) -> bytes:
+    """A message as Celery's producers write it, but for some parts of it."""
+    properties = {"delivery_tag": "a", "delivery_info": {"exchange": "", "routing_key": "headrace"}}
+    headers = {"task": "headrace.generate", "id": "a", "lang": "py"}
+    body = base64.b64encode(b'[["prompt"], {"max_tokens": 2}, {}]').decode()
+    message = {"body": body, "properties": properties | {"body_encoding": "base64"}, "headers": headers}
+    encoding = {"content-type": "application/json", "content-encoding": "utf-8"}
+    return json.dumps(message | encoding | changed).encode()
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        b'{"x',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"5",
+        b"[]",
+        b"{}",
+        message_with(properties=5),
+        message_with(properties={"delivery_tag": "a"}),
+        message_with(properties={"delivery_tag": "a", "delivery_info": {}}),
+        message_with(properties={"delivery_tag": "a", "delivery_info": {"exchange": [], "routing_key": {}}}),
+        message_with(properties={"delivery_tag": [], "delivery_info": {"exchange": "", "routing_key": ""}}),
+        message_with(headers=5),
+        message_with(headers={}),
+        message_with(headers={"task": [], "id": "a"}),
+        message_with(body=None),
+        message_with(**{"content-type": 5}),
+        message_with(**{"content-type": "application/x-python-serialize"}),
+        message_with(body="%"),
+        *[
+            message_with(body=base64.b64encode(body).decode())
+            for body in (b"{", b"5", b"[5, 5, 5]", b"[[], {}]", b"[" * 100_000)
+        ],
+        message_with(headers={"task": "nobody.knows", "id": "a"}),
+    ],
+)
+def test_an_entry_that_is_no_task_is_dropped(worker: WorkerProcess, app: Celery, redis: Redis, entry: bytes) -> None:
+    redis.lpush("headrace", entry)
+    assert send(app, max_tokens=2, ignore_eos=True).get(timeout=60)["state"] == "succeeded"
+    assert redis.llen("headrace") == 0
+    wait_until(lambda: redis.zcard(UNACKED_INDEX) == 0, "nothing is left of it")
+    assert worker.process.poll() is None
 
 
 def test_c5_revoke_with_terminate_cancels_the_job(worker: WorkerProcess, app: Celery, client: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from headrace.worker.embedded import EmbeddedServer
 from redis import Redis
 
 from ..support import wait_until
-from .services import service
+from .services import engine_of, service
 
 BODY: dict[str, Any] = {"prompt": "long", "max_tokens": 300, "ignore_eos": True, "seed": 11}
 
@@ -49,10 +50,10 @@ def test_c6_the_server_restarts_while_jobs_run(tmp_path: Path, tiny_model: Path,
             ids = client.submit_many([{**BODY, "seed": seed} for seed in range(4)])
             begun(client, ids)
             if when == "with the end under way":
-                wait_until(lambda: worker._engine.stats.generation_tokens > 4 * 250, "the end is near")
+                wait_until(lambda: engine_of(worker).stats.generation_tokens > 4 * 250, "the end is near")
             server.stop()
-            before = worker._engine.stats.generation_tokens
-            wait_until(lambda: worker._engine.stats.generation_tokens > before + 100, "the engine goes on meanwhile")
+            before = engine_of(worker).stats.generation_tokens
+            wait_until(lambda: engine_of(worker).stats.generation_tokens > before + 100, "the engine goes on meanwhile")
             server.start()
             texts = [whole(list(client.stream(job_id, timeout=60))) for job_id in ids]
             again = client.submit_many([{**BODY, "seed": seed} for seed in range(4)])
@@ -91,7 +92,7 @@ def test_a_full_server_delays_and_loses_nothing(
         refused = _refusals(redis)
         try:
             wait_until(lambda: _refusals(redis) > refused + 2, "writes are refused")
-            wait_until(lambda: not worker._engine._engine.has_work, "the engine is done")
+            wait_until(lambda: not engine_of(worker).has_work, "the engine is done")
         finally:
             redis.config_set("maxmemory", "0")
         whole(list(client.stream(job_id, timeout=60)))
@@ -121,3 +122,50 @@ def test_the_service_can_be_stopped_without_a_server(tmp_path: Path, tiny_model:
             assert redis.zcard(client.keys.running) == 1
     finally:
         server.stop()
+
+
+def test_c6_deltas_that_the_server_has_lost_come_again(
+    server: EmbeddedServer, client: Client, redis: Redis, tiny_model: Path
+) -> None:
+    """As a replica that was promoted may lack the last ones: record and log are what they were a moment ago."""
+    with service(server.url, tiny_model, step_seconds=0.005) as worker:
+        undisturbed = client.result(client.submit(BODY), timeout=60).text
+        job_id = client.submit(BODY)
+        seen = []
+        for event in client.stream(job_id, timeout=60):
+            seen.append(event)
+            if isinstance(event, Delta) and event.seq == 10:
+                break
+        assert isinstance(seen[5], Delta)
+        events: Any = redis.xrange("headrace:events:" + job_id, min=f"({seen[5].position}")
+        with redis.pipeline() as pipe:
+            pipe.xdel("headrace:events:" + job_id, *(position for position, _ in events))
+            pipe.hset("headrace:job:" + job_id, "seq", seen[5].seq)
+            pipe.execute()
+        result = client.result(job_id, timeout=60)
+        lost = worker.describe()["tokens_wasted_gap"]
+    assert (result.state, result.text) == (JobState.SUCCEEDED, undisturbed)
+    entries: Any = redis.xrange("headrace:events:" + job_id)
+    documents = [json.loads(fields["event"]) for _, fields in entries]
+    deltas = [document for document in documents if document["kind"] == "delta"]
+    assert "".join(delta["text"] for delta in deltas) == undisturbed
+    assert [delta["seq"] for delta in deltas] == list(range(1, len(deltas) + 1))
+    assert redis.hget("headrace:job:" + job_id, "deliveries") == "1", "it is nobody's fault"
+    assert int(lost) > 0
+    assert result.attempt == 2
+
+
+def test_the_service_can_be_started_without_a_server(tmp_path: Path, tiny_model: Path) -> None:
+    """Its model took long to load; the server was restarted meanwhile, and will be back."""
+    server = EmbeddedServer(tmp_path / "server")
+    with service(server.url, tiny_model) as worker:
+        server.start()
+        try:
+            with Client(server.url) as client:
+                job_id = client.submit({**BODY, "max_tokens": 3})
+                assert client.result(job_id, timeout=60).state is JobState.SUCCEEDED
+                wait_until(client.workers, "it says that it is alive")
+        finally:
+            worker.drain(0)
+            worker.stop()
+            server.stop()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from headrace.producers import Client, Delta, Finished, JobState, Started
 from headrace.producers.keys import Keys
-from headrace.producers.ledger import Ledger
+from headrace.producers.ledger import Ledger, script_source
 from headrace.producers.records import request_from, submission
 from headrace.worker.embedded import EmbeddedServer
 from redis import Redis
@@ -46,6 +47,40 @@ def test_a_late_short_prompt_answers_while_an_earlier_long_one_runs(
         *_, last = events
     assert first.token_ids
     assert isinstance(last, Finished)
+
+
+def test_an_idle_worker_hears_of_a_job_without_a_hint(
+    server: EmbeddedServer, client: Client, redis: Redis, tiny_model: Path
+) -> None:
+    redis.delete("headrace")  # hints of other tests, which nobody took
+    with service(server.url, tiny_model, poll_s=100.0):
+        arrivals = client.keys.arrivals("default")
+        wait_until(lambda: redis.pubsub_numsub(arrivals) == [(arrivals, 1)], "the worker listens")
+        time.sleep(0.1)  # its first look at the queue is over
+        for _ in range(3):
+            assert client.result(client.submit("hi", max_tokens=3), timeout=30).state is JobState.SUCCEEDED
+            assert redis.llen("headrace") == 0, "a hint was sent though the worker has heard"
+
+
+def test_jobs_queued_while_the_engine_is_full_are_taken_once_it_is_not(
+    server: EmbeddedServer, client: Client, tiny_model: Path
+) -> None:
+    """Nobody says anything of those that come to a queue that is not empty."""
+    with service(server.url, tiny_model, poll_s=100.0, max_num_seqs=1, step_seconds=0.005) as worker:
+        time.sleep(0.1)
+        ids = [client.submit("hi", max_tokens=5, ignore_eos=True) for _ in range(3 * worker.max_inflight)]
+        assert {client.result(job_id, timeout=60).state for job_id in ids} == {JobState.SUCCEEDED}
+
+
+def test_a_job_of_which_no_worker_was_told_runs_anyway(
+    server: EmbeddedServer, client: Client, redis: Redis, tiny_model: Path
+) -> None:
+    with service(server.url, tiny_model, poll_s=0.3) as worker:
+        time.sleep(0.1)
+        worker._lease._on_queued = lambda: None
+        ledger = Ledger(redis, Keys())
+        ledger.submit([submission(request_from({"prompt": "unheard"}, {"max_tokens": 3}), job_id="unheard")])
+        assert client.result("unheard", timeout=60).state is JobState.SUCCEEDED
 
 
 def test_a_job_whose_hint_was_lost_runs_anyway(
@@ -121,3 +156,23 @@ def test_a_draining_worker_hands_back_and_counts_no_delivery(
         result = client.result(job_id, timeout=60)
         undisturbed = client.result(client.submit(body), timeout=60)
     assert (result.attempt, result.text) == (2, undisturbed.text)
+
+
+@pytest.mark.parametrize("request_bytes", [b"\xff\xfe{", b"no JSON", b"[]", b'{"prompt": "a\xff", "n": "many"}', b""])
+def test_what_a_foreign_producer_wrote_harms_nobody(
+    server: EmbeddedServer, client: Client, redis: Redis, tiny_model: Path, request_bytes: bytes
+) -> None:
+    raw = Redis(unix_socket_path=str(server.socket))
+    arguments: list[Any] = ["headrace", "foreign", request_bytes, "default", 60, "", 0, "", 0]
+    redis.delete("headrace:job:foreign", "headrace:events:foreign")
+    assert raw.eval(script_source("submit"), 0, *arguments) == [1]
+    beside = client.submit({"prompt": "beside", "max_tokens": 3})
+    with service(server.url, tiny_model):
+        assert client.result(beside, timeout=60).state is JobState.SUCCEEDED
+        refused = client.result("foreign", timeout=60)
+        assert client.result(client.submit({"prompt": "later", "max_tokens": 3}), timeout=60).text
+    raw.close()
+    assert refused.state is JobState.FAILED
+    assert refused.error is not None
+    assert refused.error.status_code == 422
+    assert refused.attempt == 1

@@ -121,3 +121,17 @@ def test_what_cannot_start_says_why_in_one_sentence(
     assert words in done.stderr.splitlines()[-1]
     assert "SECRET" not in done.stderr
     assert done.stdout == ""
+
+
+def test_a_worker_that_loads_its_model_is_starting(
+    worker: subprocess.Popen[str], server: EmbeddedServer, redis: Redis, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "headrace.worker", "--redis", server.url, "--model", "./none", "--prefix", "p"]
+    with started(*command, cwd=tmp_path) as loading:
+        wait_until(lambda: redis.zrange("p:workers", 0, -1), "it has reported")
+        asked = headrace("health", "--redis", server.url, "--prefix", "p", cwd=tmp_path, code=6)
+        assert "is starting; wait" in asked.stderr
+        assert loading.wait(60) == 2
+        assert loading.stderr is not None
+        assert "headrace worker: " in loading.stderr.read()
+    assert headrace("models", "--redis", server.url, "--prefix", "p", cwd=tmp_path).stdout == ""
