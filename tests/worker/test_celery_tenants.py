@@ -129,10 +129,8 @@ def test_a_message_with_the_id_of_anothers_job_gets_nothing_of_it(
 
 
 def test_until_its_job_is_recorded_a_message_hears_nothing_of_a_job_of_its_id() -> None:
-    settled: list[Any] = []
     cancelled: list[str] = []
     pool = EnginePool(app=SimpleNamespace(service=SimpleNamespace(cancel=cancelled.append)))
-    pool.register_with_event_loop(SimpleNamespace(call_soon=lambda _, result: settled.append(result)))
     result = JobResult(job_id="j", state=JobState.SUCCEEDED)
 
     def hold(recorded: bool) -> HeldTask:
@@ -142,13 +140,13 @@ def test_until_its_job_is_recorded_a_message_hears_nothing_of_a_job_of_its_id() 
     unrecorded = hold(recorded=False)
     pool._job_ended(result)
     unrecorded.terminate()
-    assert (settled, cancelled) == ([], [])
+    assert (pool._ended.qsize(), cancelled) == (0, [])
     pool._recorded(unrecorded)
     assert cancelled == ["j"], "it was revoked before it was recorded"
     recorded = hold(recorded=True)
     pool._job_ended(result)
     recorded.terminate()
-    assert (settled, cancelled) == ([result], ["j", "j"])
+    assert (pool._ended.get_nowait(), cancelled) == (result, ["j", "j"])
 
 
 def test_a_message_waits_while_the_queue_is_full(
