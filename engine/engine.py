@@ -21,10 +21,10 @@ from .calibration import DEFAULT_COST, calibrate
 from .config import EngineConfig
 from .detokenizer import TokenDecoder
 from .errors import ModelError, RequestError, first_line
-from .hf_model import TransformersModel
 from .kv_cache import KVCache
 from .kv_tiers import SwapSpace, poison
 from .loader import resolve_model
+from .model import load_model
 from .model_protocol import Model
 from .output_stream import OutputStream, describe_tokens
 from .outputs import DEFAULT_OPTIONS, EngineStats, RequestOptions, RequestOutput, TokenLogprob
@@ -108,7 +108,7 @@ class Engine:
         """
         source = resolve_model(config.model)
         device = resolve_device(config.device)
-        model = TransformersModel(source.path, resolve_dtype(config, device), device)
+        model = load_model(source.path, resolve_dtype(config, device), device)
         try:
             tokenizer = AutoTokenizer.from_pretrained(source.path)
         except (OSError, ValueError, KeyError) as error:

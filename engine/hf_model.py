@@ -9,7 +9,6 @@ What a model asks of its attention shows only when it runs, so a load ends with 
 
 from __future__ import annotations
 
-import logging
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +22,6 @@ from ..kernels import AttentionBatch, AttentionLayout, BulkIndex, paged_attentio
 from .batch import ForwardBatch
 from .errors import ModelError, first_line
 from .kv_cache import KVCache, KVGeometry
-
-logger = logging.getLogger(__name__)
 
 ATTENTION_NAME = "headrace_paged"
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
@@ -144,6 +141,8 @@ class TransformersModel:
         ModelError: where the model cannot be read, or its attention cannot be exchanged.
 
     Attributes:
+        module: transformers' own.
+        record: what its layers ask of their attention.
         description: which path the model takes, in one line.
     """
 
@@ -168,14 +167,20 @@ class TransformersModel:
         self.generation_config = model.generation_config
         self.geometry = geometry
         self.dtype, self.device = dtype, device
-        self._model = model.to(device).eval()
-        self.description = self._describe(self._try_one_token(path))
-        logger.info("%s", self.description)
+        self.module: Any = model.to(device).eval()
+        self.record = self._try_one_token(path)
+        self.description = self._describe(self.record)
 
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding: token ids from here on do not exist."""
-        return int(self._model.get_input_embeddings().num_embeddings)
+        return int(self.module.get_input_embeddings().num_embeddings)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the embedding's weight is also the head's."""
+        head = self.module.get_output_embeddings()
+        return head is not None and head.weight is self.module.get_input_embeddings().weight
 
     @torch.inference_mode()
     def _try_one_token(self, path: str) -> LayerRecord:
@@ -203,14 +208,14 @@ class TransformersModel:
         try:
             self._run(ForwardBatch(zero, zero, attention, zero[0], ()), cache, record)
         except (TypeError, ValueError, AttributeError, LookupError, RuntimeError, NotImplementedError) as error:
-            name = type(self._model).__name__
+            name = type(self.module).__name__
             raise ModelError(f"cannot run the model {path}, a {name}: {first_line(error)}") from error
         if sorted(record.windows) != list(range(self.geometry.num_layers)):
             raise ModelError(
                 f"{len(record.windows)} of the {self.geometry.num_layers} layers of {path} use the attention that they "
                 "are given; headrace runs models of which all do"
             )
-        _check_windows(self._model, record)
+        _check_windows(self.module, record)
         return record
 
     def _describe(self, record: LayerRecord) -> str:
@@ -222,12 +227,10 @@ class TransformersModel:
         geometry = self.geometry
         heads = f"{geometry.num_kv_heads} KV head{'s' * (geometry.num_kv_heads > 1)} of {geometry.head_dim}"
         cap = [] if record.soft_cap is None else [f"attention capped at {record.soft_cap:g}"]
-        head = self._model.get_output_embeddings()
-        tied = head is not None and head.weight is self._model.get_input_embeddings().weight
         kind = f"{self.config.get_text_config().model_type}: transformers' modules with paged attention"
         dtype = str(self.dtype).removeprefix("torch.")
         return ", ".join(
-            [kind, layers, heads, *cap, f"{dtype} on {self.device}", f"{'tied' if tied else 'untied'} head"]
+            [kind, layers, heads, *cap, f"{dtype} on {self.device}", f"{'tied' if self.is_tied else 'untied'} head"]
         )
 
     @torch.inference_mode()
@@ -240,7 +243,7 @@ class TransformersModel:
         return self._run(batch, kv_cache)
 
     def _run(self, batch: ForwardBatch, kv_cache: KVCache, record: LayerRecord | None = None) -> torch.Tensor:
-        output = self._model(
+        output = self.module(
             input_ids=batch.input_ids,
             position_ids=batch.positions,
             use_cache=False,

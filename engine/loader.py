@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import re
 import shutil
 import tempfile
@@ -23,6 +22,7 @@ from gguf import GGUFReader, dequantize
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations.gguf import read_gguf_metadata
 
+from ..kernels import cache_directory
 from .errors import ModelError, first_line
 from .gguf_config import complete_config, end_token_ids
 
@@ -43,11 +43,6 @@ class ModelSource:
     """A directory in transformers' format, or a hub id."""
     name: str
     """What the model is called where nobody chose a name."""
-
-
-def cache_directory() -> Path:
-    """Directory for files that can be made again: ``$XDG_CACHE_HOME/headrace``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
 
 
 def resolve_model(model: str) -> ModelSource:

@@ -18,10 +18,12 @@ class Model(Protocol):
     geometry: KVGeometry
     dtype: torch.dtype
     device: torch.device
+    description: str
+    """Which path the model takes, in one line."""
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding."""
+        """Rows of the embedding: token ids from here on do not exist."""
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
         """Float32 logits ``[rows, vocabulary]`` of the batch's ``logits_rows``."""

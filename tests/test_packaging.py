@@ -41,7 +41,7 @@ def test_wheel_holds_every_module(wheel: Path) -> None:
     expected = {
         f"headrace/{path.relative_to(ROOT).as_posix()}"
         for folder in FOLDERS
-        for pattern in ("*.py", "lua/*.lua", "py.typed")
+        for pattern in ("*.py", "*.c", "*.h", "lua/*.lua", "py.typed")
         for path in (ROOT / folder).glob(pattern)
     }
     assert len(expected) > 50

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from headrace.engine.hf_model import TransformersModel
 from headrace.engine.loader import DEMO_MODEL, resolve_model
+from headrace.engine.model_protocol import Model
 from transformers import AutoTokenizer
 
-from .tiny_models import CPU, llama_config, load_model, save_model
+from .tiny_models import llama_config, load, save_model
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +21,9 @@ def demo_directory() -> Path:
 
 
 @pytest.fixture(scope="session")
-def demo_model(demo_directory: Path) -> TransformersModel:
+def demo_model(demo_directory: Path) -> Model:
     """The demo model in float32."""
-    return TransformersModel(str(demo_directory), torch.float32, CPU)
+    return load(demo_directory)
 
 
 @pytest.fixture(scope="session")
@@ -34,9 +33,9 @@ def demo_tokenizer(demo_directory: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> TransformersModel:
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """A tiny random Llama in float32."""
-    return load_model(save_model(llama_config(), tmp_path_factory.mktemp("tiny-llama")))
+    return load(save_model(llama_config(), tmp_path_factory.mktemp("tiny-llama")))
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from headrace.engine.loader import cache_directory
+from headrace.kernels import cache_directory
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 SAMPLE = Path(__file__).parent.parent / "data" / "gemma_greedy_fp32_sample.json"

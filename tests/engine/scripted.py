@@ -41,6 +41,7 @@ class ScriptedModel:
         self.geometry = KVGeometry(num_layers=1, num_kv_heads=1, head_dim=1)
         self.dtype = torch.float32
         self.device = torch.device("cpu")
+        self.description = "scripted"
         self.vocab_size = VOCABULARY
         self.steps: list[list[tuple[int, int]]] = []
         """Of each step: the token ids and positions that were fed."""

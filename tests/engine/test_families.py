@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from headrace.engine.hf_model import TransformersModel
 from transformers import (
     AfmoeConfig,
     Gemma2Config,
@@ -25,18 +26,21 @@ from transformers import (
 
 from .runs import greedy, run
 from .tiny_models import (
+    CPU,
     SMALL,
     VOCABULARY,
     check_logits,
     llama_config,
-    load_model,
+    load,
     paged_logits,
     save_model,
     tiny_engine,
     token_ids,
+    transformers_logits,
 )
 from .toy_tokenizers import byte_level
 
+NATIVE = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text")
 NO_HEAD_DIM = {name: value for name, value in SMALL.items() if name != "head_dim"}
 PHI = NO_HEAD_DIM | {"num_attention_heads": 3, "num_key_value_heads": 3, "pad_token_id": 0}
 GEMMA = SMALL | {"num_hidden_layers": 4, "initializer_range": 0.1, "sliding_window": 8, "query_pre_attn_scalar": 9}
@@ -144,19 +148,32 @@ def test_logits_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     check_logits(save_model(FAMILIES[family][0], tmp_path), token_ids(41), [5, 4, 12, 20])
 
 
+@pytest.mark.parametrize("family", [family for family in FAMILIES if FAMILIES[family][1].split(":")[0] in NATIVE])
+def test_bfloat16_prefers_the_same_tokens_but_for_near_ties(tmp_path: Path, family: str) -> None:
+    """Rounding moves the native decoder's logits no further than it moves those of transformers' modules."""
+    save_model(FAMILIES[family][0], tmp_path)
+    ids = token_ids(41)
+    expected = transformers_logits(tmp_path, ids)
+    theirs = paged_logits(TransformersModel(str(tmp_path), torch.bfloat16, CPU), ids, [41])
+    ours = paged_logits(load(tmp_path, torch.bfloat16), ids, [5, 4, 12, 20])
+    off, usual = (ours - expected).abs().max(), (theirs - expected).abs().max()
+    assert 0 < off < 1.5 * usual
+    preferred = expected.gather(1, ours.argmax(-1, keepdim=True))[:, 0]
+    assert (expected.amax(-1) - preferred <= 2 * off).all()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_load_reports_which_path_the_model_takes(
     tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     config, says = FAMILIES[family]
     save_model(config, tmp_path)
-    with caplog.at_level(logging.INFO, logger="headrace.engine.hf_model"):
-        model = load_model(tmp_path)
+    with caplog.at_level(logging.INFO, logger="headrace.engine.model"):
+        model = load(tmp_path)
     kind, rest = says.split(": ", 1)
     shape, head = rest.rsplit(", ", 1)
-    assert model.description == (
-        f"{kind}: transformers' modules with paged attention, {shape}, float32 on cpu, {head} head"
-    )
+    path = "native decoder" if kind in NATIVE else "transformers' modules"
+    assert model.description == f"{kind}: {path} with paged attention, {shape}, float32 on cpu, {head} head"
     assert [record.getMessage() for record in caplog.records] == [model.description]
 
 
@@ -164,19 +181,19 @@ def test_a_load_reports_which_path_the_model_takes(
 def test_gemma_2_without_one_of_its_options_is_another_model(tmp_path: Path, option: str) -> None:
     """Each of them is really at work in the comparison above."""
     config, _ = FAMILIES["Gemma 2"]
-    whole = paged_logits(load_model(save_model(config, tmp_path / "whole")), token_ids(41), [41])
+    whole = paged_logits(load(save_model(config, tmp_path / "whole")), token_ids(41), [41])
     changed = Gemma2Config(**(config.to_dict() | {option: 64 if option == "sliding_window" else None}))
-    logits = paged_logits(load_model(save_model(changed, tmp_path / "changed")), token_ids(41), [41])
+    logits = paged_logits(load(save_model(changed, tmp_path / "changed")), token_ids(41), [41])
     assert not torch.allclose(whole[-1], logits[-1], atol=1e-2)
 
 
 def test_both_thetas_of_gemma_3_are_at_work(tmp_path: Path) -> None:
     config, _ = FAMILIES["Gemma 3"]
-    whole = paged_logits(load_model(save_model(config, tmp_path / "whole")), token_ids(41), [41])
+    whole = paged_logits(load(save_model(config, tmp_path / "whole")), token_ids(41), [41])
     for kind in LOCAL_AND_GLOBAL:
         rope = LOCAL_AND_GLOBAL | {kind: {"rope_type": "default", "rope_theta": 3000.0}}
         changed = Gemma3TextConfig(**(config.to_dict() | {"rope_parameters": rope}))
-        logits = paged_logits(load_model(save_model(changed, tmp_path / kind)), token_ids(41), [41])
+        logits = paged_logits(load(save_model(changed, tmp_path / kind)), token_ids(41), [41])
         assert not torch.allclose(whole[-1], logits[-1], atol=1e-2), kind
 
 
@@ -188,7 +205,7 @@ def test_d16_rows_past_the_tokenizer_are_harmless(tmp_path: Path) -> None:
     save_model(config, tmp_path)
     ids = [token % known for token in token_ids(21)]
     check_logits(tmp_path, ids, [5, 16])
-    model = load_model(tmp_path)
+    model = load(tmp_path)
     assert model.vocab_size == known + 64
     answers = run(tiny_engine(model), {"r": ids, "s": ids[:7]}, greedy(40))
     drawn = [token for answer in answers.values() for token in answer.token_ids]

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, Gemma2Config, Gemma3TextConfig, Generati
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .gguf_files import write_gguf
-from .tiny_models import SMALL, load_model, paged_logits, save_model, token_ids, transformers_logits
+from .tiny_models import SMALL, load, paged_logits, save_model, token_ids, transformers_logits
 
 LLAMA3: dict[str, Any] = {
     "rope_type": "llama3",
@@ -62,14 +62,14 @@ def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def check_same(model: Path, converted: Path) -> None:
     # Long enough that low frequencies, which scaling changes, have turned visibly.
     ids = token_ids(200)
-    logits = paged_logits(load_model(converted), ids, [200])
+    logits = paged_logits(load(converted), ids, [200])
     torch.testing.assert_close(logits, transformers_logits(model, ids), atol=2e-3, rtol=1e-3)
 
 
 def test_llama_3_keeps_its_rotary_scaling(converted: Any) -> None:
     keys = {"rope.freq_base": 500000.0, "tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.eot_token_id": 5}
     model, directory = converted(LLAMA, "llama", keys, {"rope_freqs.weight": llama3_factors()})
-    loaded = load_model(directory)
+    loaded = load(directory)
     assert loaded.config.rope_parameters == LLAMA3
     assert loaded.generation_config.eos_token_id == [1, 5]
     check_same(model, directory)
@@ -84,7 +84,7 @@ def test_gemma_3_keeps_the_scaling_of_its_global_layers(converted: Any) -> None:
         "tokenizer.ggml.eos_token_id": 1,
     }
     model, directory = converted(GEMMA, "gemma3", keys, {})
-    loaded = load_model(directory)
+    loaded = load(directory)
     assert loaded.config.rope_parameters == GEMMA.rope_parameters
     assert loaded.generation_config.eos_token_id == [1, 5]
     check_same(model, directory)

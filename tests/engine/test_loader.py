@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from headrace.engine import Engine, EngineConfig, ModelError, loader
-from headrace.engine.loader import DEMO_MODEL, cache_directory, resolve_model
+from headrace.engine.loader import DEMO_MODEL, resolve_model
+from headrace.kernels import cache_directory
 from transformers import AutoTokenizer
 
 from .runs import greedy, run

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from headrace.engine import Engine, RequestOutput, SamplingParams, TokenLogprob
-from headrace.engine.hf_model import TransformersModel
+from headrace.engine.model_protocol import Model
 
 from .runs import assert_idle
-from .tiny_models import llama_config, load_model, save_model, tiny_engine, transformers_logits
+from .tiny_models import llama_config, load, save_model, tiny_engine, transformers_logits
 
 PROMPT = [17, 250, 3, 99, 4, 4, 120, 61, 200, 8, 31]
 
@@ -21,8 +21,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(directory: Path) -> TransformersModel:
-    return load_model(directory)
+def model(directory: Path) -> Model:
+    return load(directory)
 
 
 def outputs_of(engine: Engine) -> list[RequestOutput]:
@@ -45,7 +45,7 @@ def check(found: TokenLogprob, token: int, logprobs: torch.Tensor, count: int) -
 
 
 @pytest.mark.parametrize("count", [0, 3])
-def test_of_the_answer(model: TransformersModel, directory: Path, count: int) -> None:
+def test_of_the_answer(model: Model, directory: Path, count: int) -> None:
     engine = tiny_engine(model)
     engine.add("r", PROMPT, SamplingParams(max_tokens=6, seed=2, logprobs=count, ignore_eos=True))
     outputs = outputs_of(engine)
@@ -60,7 +60,7 @@ def test_of_the_answer(model: TransformersModel, directory: Path, count: int) ->
 
 @pytest.mark.parametrize("budget", [1024, 4, 3, 16])
 @pytest.mark.parametrize("n", [1, 2])
-def test_d14_of_the_prompt_whatever_its_chunks(model: TransformersModel, directory: Path, budget: int, n: int) -> None:
+def test_d14_of_the_prompt_whatever_its_chunks(model: Model, directory: Path, budget: int, n: int) -> None:
     engine = tiny_engine(model, max_num_batched_tokens=budget, max_num_seqs=3)
     engine.add("other", [9] * 7, SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
     for name in ("r", "again"):  # the second would find the first in the prefix cache
@@ -74,14 +74,14 @@ def test_d14_of_the_prompt_whatever_its_chunks(model: TransformersModel, directo
             check(one, PROMPT[index + 1], exact[index], 2)
 
 
-def test_a_prompt_of_one_token_has_none(model: TransformersModel) -> None:
+def test_a_prompt_of_one_token_has_none(model: Model) -> None:
     engine = tiny_engine(model)
     engine.add("r", [5], SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, ignore_eos=True))
     [output] = outputs_of(engine)
     assert output.prompt_logprobs == ()
 
 
-def test_texts_and_bytes_of_tokens(model: TransformersModel) -> None:
+def test_texts_and_bytes_of_tokens(model: Model) -> None:
     engine = tiny_engine(model)
     engine.add("r", [5, 6], SamplingParams(max_tokens=3, seed=1, logprobs=20, ignore_eos=True))
     for output in outputs_of(engine):

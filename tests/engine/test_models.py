@@ -16,7 +16,7 @@ from .tiny_models import (
     change_config,
     check_logits,
     llama_config,
-    load_model,
+    load,
     paged_logits,
     save_model,
     token_ids,
@@ -39,7 +39,7 @@ def test_d15_head_sizes_and_groups(tmp_path: Path, head_dim: int, heads: int, kv
 def test_d15_heads_that_cannot_be_shared_are_refused_with_both_numbers(tmp_path: Path) -> None:
     save_model(llama_config(num_attention_heads=3, num_key_value_heads=2), tmp_path)
     with pytest.raises(ModelError, match="3 attention heads cannot be shared among 2 key-value heads"):
-        load_model(tmp_path)
+        load(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_d17_sliding_window(mistral: Path, length: int) -> None:
 def test_d17_the_window_is_really_smaller_than_the_prompt(mistral: Path) -> None:
     """Past the window the first token is forgotten, within one layer's reach of it not."""
     ids = token_ids(20)
-    model = load_model(mistral)
+    model = load(mistral)
     changed = paged_logits(model, [ids[0] + 1, *ids[1:]], [20]) - paged_logits(model, ids, [20])
     touched = changed.abs().amax(dim=-1) > 1e-6
     assert touched[:8].all()
@@ -99,7 +99,7 @@ def test_d16_an_untied_head_that_is_absent_is_refused_by_name(tmp_path: Path) ->
     save_model(llama_config(tie_word_embeddings=False), tmp_path)
     edit_weights(tmp_path, drop_head)
     with pytest.raises(ModelError, match=r"lacks 1 weights, such as lm_head\.weight"):
-        load_model(tmp_path)
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["cut", "shape", "no weights", "bad config", "unknown type"])
@@ -118,5 +118,5 @@ def test_a_damaged_checkpoint_is_one_clear_sentence(tmp_path: Path, damage: str)
         case "unknown type":
             change_config(tmp_path, model_type="unheard-of")
     with pytest.raises(ModelError, match=f"^cannot load the model {tmp_path}: .") as caught:
-        load_model(tmp_path)
+        load(tmp_path)
     assert "\n" not in str(caught.value)

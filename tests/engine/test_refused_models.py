@@ -21,7 +21,7 @@ from transformers import (
     Qwen2MoeConfig,
 )
 
-from .tiny_models import SMALL, VOCABULARY, llama_config, load_model, save_model
+from .tiny_models import SMALL, VOCABULARY, llama_config, load, save_model
 
 SLIDING = SMALL | {"sliding_window": 8}
 MOE = {"num_experts_per_tok": 2, "num_local_experts": 4}
@@ -53,10 +53,10 @@ HEADS = {"vocab_size": VOCABULARY, "hidden_size": 48, "num_hidden_layers": 2, "n
 )
 def test_models_that_a_flat_batch_would_compute_wrongly_are_refused(tmp_path: Path, config: Any, says: str) -> None:
     with pytest.raises(ModelError, match=says) as caught:
-        load_model(save_model(config, tmp_path))
+        load(save_model(config, tmp_path))
     assert "\n" not in str(caught.value)
 
 
 def test_a_window_that_a_configuration_only_mentions_refuses_nothing(tmp_path: Path) -> None:
     """Llama has no windows, whatever its configuration says."""
-    load_model(save_model(llama_config(sliding_window=8), tmp_path))
+    load(save_model(llama_config(sliding_window=8), tmp_path))

@@ -15,7 +15,7 @@ from headrace.engine.invariants import check_scheduler
 from headrace.engine.resumption import CANNOT_RESUME
 
 from .runs import assert_idle
-from .tiny_models import VOCABULARY, llama_config, load_model, save_model, tiny_engine
+from .tiny_models import VOCABULARY, llama_config, load, save_model, tiny_engine
 
 Outputs = list[RequestOutput]
 PROMPT = list(range(20, 40))
@@ -131,7 +131,7 @@ def test_several_answers_each_from_where_it_stood(engine: Engine) -> None:
 
 def test_a_grammar_goes_on_inside_forced_tokens(demo_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     config = llama_config(vocab_size=len(demo_tokenizer), hidden_size=16, num_attention_heads=2)
-    model = load_model(save_model(config, tmp_path_factory.mktemp("random")))
+    model = load(save_model(config, tmp_path_factory.mktemp("random")))
     engine = Engine(model, demo_tokenizer, EngineConfig(model="random", kv_cache_memory=16 << 20), "random")
     params = SamplingParams(seed=2, max_tokens=100, structure=Structure("json_schema", json.dumps(SCHEMA)))
     whole = assert_no_seam_shows(engine, PROMPT, params)

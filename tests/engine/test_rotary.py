@@ -18,7 +18,7 @@ from .tiny_models import (
     change_config,
     check_logits,
     llama_config,
-    load_model,
+    load,
     save_model,
     token_ids,
     transformers_logits,
@@ -63,14 +63,14 @@ def test_d18_every_type_of_transformers_is_supported_or_refused_at_load(tmp_path
         return
     allowed = "supported are default, linear, llama3, yarn, proportional"
     with pytest.raises(ModelError, match=f"is of the type '{rope_type}'; {allowed}"):
-        load_model(tmp_path)
+        load(tmp_path)
 
 
 def test_d18_a_type_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     save_model(llama_config(), tmp_path)
     change_config(tmp_path, rope_parameters={"rope_type": "spiral", "rope_theta": THETA})
     with pytest.raises(ModelError, match="is of the type 'spiral'; supported are"):
-        load_model(tmp_path)
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("rope_type", [name for name in ROPE_TYPES if name != "default"])
@@ -94,7 +94,7 @@ def test_d18_angles_of_a_loaded_model(tmp_path: Path, rope_type: str, dtype: tor
     """They stay float32 in a bfloat16 model: at position 60,000 a rounded frequency would be off by whole turns."""
     save_with_rope(tmp_path, rope_type)
     frequencies, factor = expected_frequencies(AutoConfig.from_pretrained(tmp_path), rope_type)
-    rotary: Any = TransformersModel(str(tmp_path), dtype, CPU)._model.model.rotary_emb
+    rotary: Any = TransformersModel(str(tmp_path), dtype, CPU).module.model.rotary_emb
     assert rotary.inv_freq.dtype is torch.float32
     torch.testing.assert_close(rotary.inv_freq, frequencies, rtol=1e-6, atol=0)
     angles = POSITIONS[..., None].float() * rotary.inv_freq
@@ -113,7 +113,7 @@ def test_d18_layers_of_gemma_3_have_their_own_angles(tmp_path: Path, dtype: torc
     }
     config = Gemma3TextConfig(**SMALL, layer_types=["sliding_attention", "full_attention"], rope_parameters=rope)
     save_model(config, tmp_path)
-    rotary: Any = TransformersModel(str(tmp_path), dtype, CPU)._model.model.rotary_emb
+    rotary: Any = TransformersModel(str(tmp_path), dtype, CPU).module.model.rotary_emb
     exponents = torch.arange(0, 16, 2) / 16
     for kind, expected in (("sliding_attention", 100.0**-exponents), ("full_attention", 10000.0**-exponents / 8)):
         frequencies = getattr(rotary, f"{kind}_inv_freq")
@@ -134,4 +134,4 @@ def test_d18_a_type_for_one_kind_of_layer_alone_is_refused_too(tmp_path: Path) -
         },
     )
     with pytest.raises(ModelError, match="is of the type 'dynamic'; supported are"):
-        load_model(tmp_path)
+        load(tmp_path)

@@ -14,7 +14,7 @@ from headrace.engine.hf_model import TransformersModel
 from headrace.engine.structure import StructureCompiler, StructureState
 
 from .runs import Answer, assert_idle, drain, greedy
-from .tiny_models import llama_config, load_model, save_model
+from .tiny_models import llama_config, load, save_model
 
 WORDS = ["red", "green", "blue", "one", "two"]
 
@@ -63,7 +63,7 @@ def random_engine(demo_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory)
     config = llama_config(
         vocab_size=len(demo_tokenizer), hidden_size=16, num_attention_heads=2, max_position_embeddings=900
     )
-    model = load_model(save_model(config, tmp_path_factory.mktemp("random")))
+    model = load(save_model(config, tmp_path_factory.mktemp("random")))
     return Engine(model, demo_tokenizer, EngineConfig(model="random", kv_cache_memory=64 << 20), "random")
 
 

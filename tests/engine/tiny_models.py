@@ -14,6 +14,8 @@ from headrace.engine import Engine, EngineConfig, SamplingParams
 from headrace.engine.batch import build_batch
 from headrace.engine.hf_model import TransformersModel
 from headrace.engine.kv_cache import KVCache
+from headrace.engine.model import load_model
+from headrace.engine.model_protocol import Model
 from headrace.engine.request import Request
 from headrace.engine.step_plan import ScheduledChunk, StepPlan
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
@@ -49,9 +51,9 @@ def save_model(config: Any, directory: Path, seed: int = 0) -> Path:
     return directory
 
 
-def load_model(directory: Path) -> TransformersModel:
-    """The model as the engine loads it, in float32."""
-    return TransformersModel(str(directory), torch.float32, CPU)
+def load(directory: Path, dtype: torch.dtype = torch.float32) -> Model:
+    """The model as the engine loads it."""
+    return load_model(str(directory), dtype, CPU)
 
 
 @torch.inference_mode()
@@ -65,7 +67,7 @@ def transformers_logits(directory: Path, token_ids: Sequence[int]) -> torch.Tens
 
 
 def paged_logits(
-    model: TransformersModel, token_ids: Sequence[int], chunk_lens: Sequence[int], block_size: int = 4
+    model: Model, token_ids: Sequence[int], chunk_lens: Sequence[int], block_size: int = 4
 ) -> torch.Tensor:
     """``[tokens, vocabulary]`` by our forward, in chunks, over shuffled blocks of a cache full of NaN."""
     assert sum(chunk_lens) == len(token_ids)
@@ -100,13 +102,13 @@ def token_ids(length: int) -> list[int]:
 
 
 def check_logits(directory: Path, ids: Sequence[int], *chunkings: Sequence[int]) -> None:
-    """Compare in one piece, in the given chunks, and token by token."""
+    """Compare in one piece, in the given chunks, and token by token; on both paths, where a family has two."""
     expected = transformers_logits(directory, ids)
-    model = load_model(directory)
-    for chunks in ([len(ids)], *chunkings, [1] * len(ids)):
-        logits = paged_logits(model, ids, chunks)
-        torch.testing.assert_close(logits, expected, atol=2e-3, rtol=1e-3)
-        assert torch.equal(logits.argmax(-1), expected.argmax(-1))
+    for model in (load(directory), TransformersModel(str(directory), torch.float32, CPU)):
+        for chunks in ([len(ids)], *chunkings, [1] * len(ids)):
+            logits = paged_logits(model, ids, chunks)
+            torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+            assert torch.equal(logits.argmax(-1), expected.argmax(-1))
 
 
 def change_config(directory: Path, **changes: Any) -> None:
@@ -115,7 +117,7 @@ def change_config(directory: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def tiny_engine(model: TransformersModel, **settings: Any) -> Engine:
+def tiny_engine(model: Model, **settings: Any) -> Engine:
     """An engine over a tiny model, with the byte-level toy tokenizer."""
     defaults: dict[str, Any] = {"block_size": 4, "max_num_seqs": 16, "kv_cache_memory": 1 << 20}
     return Engine(model, byte_level(), EngineConfig(model="tiny", **(defaults | settings)), "tiny")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from headrace.kernels import AttentionBatch, AttentionLayout, BulkIndex, paged_attention, reference, store_kv
+from headrace.kernels.grouped_attention import grouped_attention
 
 NAN = float("nan")
+Attention = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,11 @@ class PagedCase:
     context_lens: Sequence[int]
     batch: AttentionBatch
 
-    def run(self, sliding_window: int | None = None, soft_cap: float | None = None) -> torch.Tensor:
+    def run(
+        self, sliding_window: int | None = None, soft_cap: float | None = None, attention: Attention = paged_attention
+    ) -> torch.Tensor:
         """The kernel's answer."""
-        return paged_attention(
+        return attention(
             self.query,
             self.key_cache,
             self.value_cache,
@@ -50,10 +54,11 @@ class PagedCase:
         )
 
     def check(self, sliding_window: int | None = None, soft_cap: float | None = None) -> None:
-        """Compare the two in float32."""
-        torch.testing.assert_close(
-            self.run(sliding_window, soft_cap), self.expected(sliding_window, soft_cap), atol=2e-5, rtol=1e-4
-        )
+        """Compare them in float32: the kernel for this processor and plain torch with the twin."""
+        expected = self.expected(sliding_window, soft_cap)
+        for attention in (paged_attention, grouped_attention):
+            answer = self.run(sliding_window, soft_cap, attention)
+            torch.testing.assert_close(answer, expected, atol=2e-5, rtol=1e-4)
 
 
 def attention_batch(

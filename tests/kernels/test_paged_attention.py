@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from headrace.kernels.cpu_library import cpu_library
 
-from .paged import NAN, attention_batch, paged_case
+from .paged import NAN, PagedCase, attention_batch, paged_case
 
 # Prefill chunks and decodes mixed, with contexts that end before, at and after the edge of a block of 4.
 MIXED = [(1, 1), (3, 3), (1, 4), (4, 4), (1, 5), (5, 5), (2, 9), (1, 8), (8, 16), (9, 9), (12, 12), (11, 29), (1, 17)]
@@ -82,17 +83,50 @@ def test_a_prefill_chunk_of_one_token_is_like_a_decode() -> None:
     paged_case([(1, 1), (1, 33), (4, 33)]).check()
 
 
-def test_low_precision_stays_close() -> None:
-    case = paged_case(MIXED, head_dim=64)
-    low = replace(
+LONG = [(1, 201), (70, 300), (1, 65), (2, 64), (1, 128), (130, 130), (9, 9)]
+"""Contexts that end before, at and after the edge of the compiled kernel's tiles of 64 tokens."""
+
+
+@pytest.mark.parametrize("window", [None, 5, 64, 100])
+@pytest.mark.parametrize("head_dim", [16, 64, 80])
+def test_long_contexts(head_dim: int, window: int | None) -> None:
+    paged_case(LONG, head_dim=head_dim, block_size=16).check(sliding_window=window)
+    paged_case(LONG, head_dim=head_dim, heads=8, kv_heads=1).check(sliding_window=window, soft_cap=2.0)
+
+
+def low_case(sequences: list[tuple[int, int]], head_dim: int) -> PagedCase:
+    """A case in bfloat16."""
+    case = paged_case(sequences, head_dim=head_dim)
+    return replace(
         case,
         query=case.query.bfloat16(),
         key_cache=case.key_cache.bfloat16(),
         value_cache=case.value_cache.bfloat16(),
     )
-    answer = low.run()
+
+
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (70, None), (None, 2.0)])
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 256])
+def test_low_precision_stays_close(head_dim: int, window: int | None, soft_cap: float | None) -> None:
+    case = low_case([*MIXED, *LONG], head_dim)
+    answer = case.run(window, soft_cap)
     assert answer.dtype is torch.bfloat16
-    torch.testing.assert_close(answer.float(), low.expected(), atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(answer.float(), case.expected(window, soft_cap), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 70])
+def test_an_answer_depends_neither_on_chunks_nor_on_neighbours(window: int | None, dtype: torch.dtype) -> None:
+    if cpu_library(torch.empty(0, dtype=dtype)) is None:
+        pytest.skip("torch's own attention promises no such thing")
+    whole = paged_case([(300, 300), (1, 90)], head_dim=64)
+    whole = replace(whole, query=whole.query.to(dtype), key_cache=whole.key_cache.to(dtype))
+    whole = replace(whole, value_cache=whole.value_cache.to(dtype))
+    expected, table = whole.run(window), whole.block_tables[0]
+    for query_len, context_len in [(300, 300), (1, 300), (7, 64), (1, 65), (101, 220)]:
+        rows = slice(context_len - query_len, context_len)
+        part = replace(whole, query=whole.query[rows], batch=attention_batch([table], [query_len], [context_len], 4))
+        assert torch.equal(part.run(window), expected[rows]), (query_len, context_len)
 
 
 @pytest.mark.parametrize(("query_len", "context_len"), [(0, 3), (4, 3)])
