@@ -131,6 +131,9 @@ INLINE void tile_int8(const product *c, int64_t row, int64_t panel, const int ro
 }
 #endif
 
+/* Whether another thread's help is worth waking it for. */
+static inline int is_large(const product *c) { return c->rows * c->inputs * c->outputs > 65536; }
+
 #include "linear_tiles.h"
 
 INLINE void some_rows(const product *c, int64_t row, int64_t panel, const int rows, int64_t panels, const int int8) {
@@ -158,7 +161,7 @@ INLINE void multiply_all(const product *c, const int int8) {
     }
     const int64_t panels = (c->outputs + LANES - 1) / LANES, groups = (panels + TILE_PANELS - 1) / TILE_PANELS;
     const int64_t chunks = (c->rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
-#pragma omp parallel for collapse(2) schedule(dynamic, 4)
+#pragma omp parallel for collapse(2) schedule(dynamic, 4) if (is_large(c))
     for (int64_t chunk = 0; chunk < chunks; chunk++)
         for (int64_t group = 0; group < groups; group++) {
             int64_t panel = group * TILE_PANELS, wide = panels - panel < TILE_PANELS ? panels - panel : TILE_PANELS;

@@ -103,7 +103,7 @@ INLINE void tiles(const product *c, int64_t row, int64_t panel, int64_t rows, co
 INLINE void multiply_tiles(const product *c, const int int8) {
     const int64_t panels = (c->outputs + LANES - 1) / LANES, pairs = (panels + 1) / 2;
     const int64_t chunks = (c->rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
-#pragma omp parallel
+#pragma omp parallel if (is_large(c))
     {
         int64_t shaped = 0;
 #pragma omp for collapse(2) schedule(dynamic, 4) nowait

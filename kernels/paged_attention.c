@@ -241,8 +241,11 @@ void paged_attention(const element *query, const element *key_cache, const eleme
             pieces[count++] = one;
         }
     }
+    int64_t work = 0;
+    for (int64_t i = 0; i < sequences; i++)
+        work += (query_starts[i + 1] - query_starts[i]) * contexts[i] * heads * head_dim;
     const int64_t parts = (kv_heads + together - 1) / together, runs = (count + RUN - 1) / RUN;
-#pragma omp parallel
+#pragma omp parallel if (work > 65536) /* else another thread's help is not worth waking it for */
     {
         scratch *mine = &memory;
 #pragma omp for collapse(2) schedule(dynamic)
