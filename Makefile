@@ -49,10 +49,11 @@ format: venv ## Rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: venv ## Measure the queue, the engine, both, sampling, grammars, the scheduler, and faults; prints JSON
+bench: venv ## Measure the queue, the engine, both, quality, sampling, grammars, the scheduler, and faults; prints JSON
 	$(BIN)/python -m bench.queue --json
 	$(BIN)/python -m bench.engine --json $(ARGS)
 	$(BIN)/python -m bench.endtoend --json $(ARGS)
+	$(BIN)/python -m bench.quality --json
 	$(BIN)/python -m bench.sampler --json
 	$(BIN)/python -m bench.structured --json
 	$(BIN)/python -m bench.overhead --json $(ARGS)

@@ -11,6 +11,8 @@ from .policy import parse_policy
 from .tenants import Tenant
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int8"]
+QUANTIZATIONS: tuple[Quantization, ...] = ("none", "int8")
 DTYPES: tuple[DType, ...] = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -26,6 +28,8 @@ class EngineConfig:
     """Name of the demo model, a local directory, a ``.gguf`` file, or a hub id."""
     dtype: DType = "auto"
     """``auto``: the checkpoint's on a GPU; on a CPU bfloat16 where the processor has it, else float32."""
+    quantization: Quantization = "none"
+    """``int8``: most weights, and activations before their products, in 8 bits; for the native decoder on CPUs."""
     device: str = "auto"
     """``auto`` takes a CUDA device where there is one; else ``cpu``, ``cuda`` or ``cuda:N``."""
     max_model_len: int | None = None
@@ -52,6 +56,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
+        if self.quantization not in QUANTIZATIONS:
+            raise ConfigError(f"quantization is {self.quantization!r}; it must be one of {', '.join(QUANTIZATIONS)}")
         for name in ("max_num_seqs", "block_size", "kv_cache_memory"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")

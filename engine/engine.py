@@ -108,7 +108,7 @@ class Engine:
         """
         source = resolve_model(config.model)
         device = resolve_device(config.device)
-        model = load_model(source.path, resolve_dtype(config, device), device)
+        model = load_model(source.path, resolve_dtype(config, device), device, config.quantization)
         try:
             tokenizer = AutoTokenizer.from_pretrained(source.path)
         except (OSError, ValueError, KeyError) as error:

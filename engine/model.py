@@ -9,6 +9,7 @@ same for every device; all arithmetic but matrix products is in :mod:`headrace.k
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +20,15 @@ from ..kernels import (
     HeadNorms,
     Linear,
     gated_activation,
+    make_int8_linear,
     make_linear,
     paged_attention,
     rms_norm,
     rotate_and_store,
 )
 from .batch import ForwardBatch
+from .config import Quantization
+from .errors import ConfigError
 from .hf_model import LayerRecord, TransformersModel
 from .kv_cache import KVCache
 from .model_protocol import Model
@@ -33,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text")
 """Types of models, as their configurations name them, that the native decoder computes."""
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+_MAKERS: dict[Quantization, MakeLinear] = {"none": make_linear, "int8": make_int8_linear}
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -73,16 +79,20 @@ class NativeModel:
 
     Args:
         loaded: the model as transformers reads it. Its weights are moved out of it: it is of no use afterwards.
+        quantization: of all matrices but the head and the feed-forward layers' last, where 8 bits cost most.
 
     Attributes:
         description: which path the model takes, in one line.
     """
 
-    def __init__(self, loaded: TransformersModel) -> None:
+    def __init__(self, loaded: TransformersModel, quantization: Quantization = "none") -> None:
         self.config, self.generation_config = loaded.config, loaded.generation_config
         self.geometry, self.dtype, self.device = loaded.geometry, loaded.dtype, loaded.device
         self.vocab_size = loaded.vocab_size
         self.description = loaded.description.replace("transformers' modules", "native decoder")
+        if quantization != "none":
+            self.description += f", {quantization}"
+        make = _MAKERS[quantization]
         text = self.config.get_text_config()
         decoder = loaded.module.get_decoder()
         self._rotary = decoder.rotary_emb
@@ -96,7 +106,7 @@ class NativeModel:
         kinds = text.layer_types if text.model_type == "gemma3_text" else [None] * self.geometry.num_layers
         self._layers = []
         for index, kind in enumerate(kinds):
-            self._layers.append(_layer(decoder.layers[index], loaded.record, kind))
+            self._layers.append(_layer(decoder.layers[index], loaded.record, kind, make))
             decoder.layers[index] = torch.nn.Identity()  # its weights are copied: free them before the next are
 
     @torch.inference_mode()
@@ -165,16 +175,24 @@ class NativeModel:
         return cosines[0, :, :half].contiguous(), sines[0, :, :half].contiguous()
 
 
-def load_model(path: str, dtype: torch.dtype, device: torch.device) -> Model:
+def load_model(path: str, dtype: torch.dtype, device: torch.device, quantization: Quantization = "none") -> Model:
     """Read a model: into the native decoder where it is of one of :data:`FAMILIES`, else as transformers computes it.
 
     Raises:
+        ConfigError: where the model cannot be quantized.
         ModelError: where the model cannot be read or run.
     """
+    if quantization != "none" and device.type != "cpu":
+        raise ConfigError(f"quantization is {quantization!r} and the device {device}; it is for cpu")
     loaded = TransformersModel(path, dtype, device)
     text = loaded.config.get_text_config()
     native = text.model_type in FAMILIES and _activation_name(text) in _ACTIVATIONS
-    model = NativeModel(loaded) if native else loaded
+    if quantization != "none" and not native:
+        raise ConfigError(
+            f"quantization is {quantization!r}, and {path} is of type {text.model_type}; it is for the types that the "
+            f"native decoder computes: {', '.join(FAMILIES)}"
+        )
+    model = NativeModel(loaded, quantization) if native else loaded
     logger.info("%s", model.description)
     return model
 
@@ -184,7 +202,7 @@ def _activation_name(text: Any) -> str:
     return name
 
 
-def _layer(module: Any, record: LayerRecord, kind: str | None) -> Layer:
+def _layer(module: Any, record: LayerRecord, kind: str | None, make: MakeLinear) -> Layer:
     """One layer's weights, fused, from transformers' module of it."""
     attention, feed_forward = module.self_attn, module.mlp
     around = hasattr(module, "pre_feedforward_layernorm")  # Gemma norms both ends of a layer's halves
@@ -199,27 +217,27 @@ def _layer(module: Any, record: LayerRecord, kind: str | None) -> Layer:
     gate_up = [feed_forward.gate_up_proj] if fused else [feed_forward.gate_proj, feed_forward.up_proj]
     return Layer(
         input_norm=_norm(module.input_layernorm),
-        qkv=_fused(*qkv),
+        qkv=_fused(make, *qkv),
         head_norms=head_norms,
         rotation=kind,
         window=record.windows[attention.layer_idx],
         scale=attention.scaling,
-        output=_fused(attention.o_proj),
+        output=_fused(make, attention.o_proj),
         after_attention_norm=_norm(module.post_attention_layernorm) if around else None,
         feed_forward_norm=_norm(module.pre_feedforward_layernorm if around else module.post_attention_layernorm),
-        gate_up=_fused(*gate_up),
-        down=_fused(feed_forward.down_proj),
+        gate_up=_fused(make, *gate_up),
+        down=_fused(make_linear, feed_forward.down_proj),
         after_feed_forward_norm=_norm(module.post_feedforward_layernorm) if around else None,
     )
 
 
-def _fused(*parts: Any) -> Linear:
+def _fused(make: MakeLinear, *parts: Any) -> Linear:
     """One product for several of the same input."""
     weight = torch.cat([part.weight.detach() for part in parts])
     if all(part.bias is None for part in parts):
-        return make_linear(weight)
+        return make(weight, None)
     biases = [weight.new_zeros(len(part.weight)) if part.bias is None else part.bias.detach() for part in parts]
-    return make_linear(weight, torch.cat(biases))
+    return make(weight, torch.cat(biases))
 
 
 class Embedding:
