@@ -31,6 +31,8 @@ LANES = 16
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-shared", "-fPIC")
 _ELEMENTS = {torch.float32: (), torch.bfloat16: ("-DELEMENT_IS_BFLOAT16",)}
 _COMPILE_SECONDS = 120
+_CHECKSUM_BYTES = 32
+"""At the end of a kept library, where loaders do not look."""
 
 _QUESTIONS = ("can_multiply", "can_multiply_int8", "uses_tiles")
 """Functions without arguments: what a library has."""
@@ -64,7 +66,7 @@ def _library(dtype: torch.dtype) -> Any:
     try:
         library = _load(path) or ctypes.CDLL(str(_compile(command, path)))
     except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
+        said = (isinstance(error, subprocess.CalledProcessError) and error.stderr) or str(error)
         logger.warning(
             "the kernels for CPUs cannot be compiled, so plain torch does their work, slower; install a C compiler, "
             "or name one in $CC: %s",
@@ -88,15 +90,21 @@ def describe_kernels(dtype: torch.dtype) -> str:
 
 
 def _load(path: Path) -> Any:
-    """A library that was compiled before; None where there is none, or a part of one."""
+    """A library that was compiled before; None where there is none, or a part of one.
+
+    It is compared with its checksum first: a process that loads a cut one does not get an error but dies.
+    """
     if not path.is_file():
         return None
-    try:
+    content = path.read_bytes()
+    if _checksum(content[:-_CHECKSUM_BYTES]) == content[-_CHECKSUM_BYTES:]:
         return ctypes.CDLL(str(path))
-    except OSError as error:
-        logger.warning("%s is broken and compiled again: %s", path, error)
-        path.unlink(missing_ok=True)
-        return None
+    logger.warning("%s is broken and compiled again", path)
+    return None
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
 
 
 def _sources() -> list[Path]:
@@ -139,5 +147,6 @@ def _compile(command: tuple[str, ...], path: Path) -> Path:
             text=True,
             timeout=_COMPILE_SECONDS,
         )
+        made.write_bytes(made.read_bytes() + _checksum(made.read_bytes()))
         made.rename(path)
     return path

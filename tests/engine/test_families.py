@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from headrace.engine.detokenizer import REPLACEMENT
 from headrace.engine.hf_model import TransformersModel
 from transformers import (
     AfmoeConfig,
@@ -156,10 +157,10 @@ def test_bfloat16_prefers_the_same_tokens_but_for_near_ties(tmp_path: Path, fami
     expected = transformers_logits(tmp_path, ids)
     theirs = paged_logits(TransformersModel(str(tmp_path), torch.bfloat16, CPU), ids, [41])
     ours = paged_logits(load(tmp_path, torch.bfloat16), ids, [5, 4, 12, 20])
-    off, usual = (ours - expected).abs().max(), (theirs - expected).abs().max()
-    assert 0 < off < 1.5 * usual
+    off, usual = (ours - expected).square().mean().sqrt(), (theirs - expected).square().mean().sqrt()
+    assert 0 < off < 1.25 * usual
     preferred = expected.gather(1, ours.argmax(-1, keepdim=True))[:, 0]
-    assert (expected.amax(-1) - preferred <= 2 * off).all()
+    assert (expected.amax(-1) - preferred).max() < 0.02 * (expected.max() - expected.min())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -213,4 +214,6 @@ def test_d16_rows_past_the_tokenizer_are_harmless(tmp_path: Path) -> None:
     assert any(token >= known for token in drawn), "no row past the tokenizer was drawn"
     for answer in answers.values():
         spelled = [token for token in answer.token_ids if token < known]
-        assert answer.text == tokenizer.decode(spelled, skip_special_tokens=True)
+        expected = tokenizer.decode(spelled, skip_special_tokens=True)
+        # A last character that was left incomplete is not in the answer.
+        assert answer.text.removesuffix(REPLACEMENT) == expected.removesuffix(REPLACEMENT)

@@ -44,10 +44,14 @@ def llama_config(**changes: Any) -> LlamaConfig:
 
 
 def save_model(config: Any, directory: Path, seed: int = 0) -> Path:
-    """Write a model with random weights."""
-    with torch.random.fork_rng(devices=[]):
+    """Write a model with random weights; norms and biases too, which transformers starts at one and zero."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+        model = AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+        model.save_pretrained(directory)
     return directory
 
 

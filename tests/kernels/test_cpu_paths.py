@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from headrace.kernels import cpu_library
 
 FOLDER = Path(__file__).parent
-TESTS = ("fused_operations", "int8_linear", "linear", "paged_attention")
 X86 = platform.machine() == "x86_64"
 SAYS = """
 import logging, torch
@@ -79,12 +80,34 @@ def test_two_processes_that_compile_at_once_leave_one_library(tmp_path: Path) ->
     assert {file.suffix for file in made} == {".so"}
 
 
+def test_other_flags_make_another_library(tmp_path: Path) -> None:
+    for process in [start("-c", SAYS, cache=tmp_path, CFLAGS=flags) for flags in ("-O1", "-O1 -DANOTHER")]:
+        assert "plain torch" not in said(process)[0]
+    assert len(list((tmp_path / "headrace" / "kernels").iterdir())) == 4, "one for each dtype and flags"
+
+
 def test_a_broken_library_is_compiled_again(tmp_path: Path) -> None:
     first, _ = said(start("-c", SAYS, cache=tmp_path))
     made = list((tmp_path / "headrace" / "kernels").iterdir())
-    for file in made:
-        file.write_bytes(file.read_bytes()[:100])
+    sizes = [file.stat().st_size for file in made]
+    for file, left in zip(made, (100, sizes[1] // 2), strict=True):
+        file.write_bytes(file.read_bytes()[:left])
     second, errors = said(start("-c", SAYS, cache=tmp_path))
     assert second == first
     assert errors.count("is broken and compiled again") == 2
-    assert all(file.stat().st_size > 100 for file in made)
+    assert [file.stat().st_size for file in made] == sizes
+
+
+def test_a_compiler_that_hangs_is_as_good_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hanging = tmp_path / "cc"
+    hanging.write_text("#!/bin/sh\necho thinking >&2\nexec sleep 60\n")
+    hanging.chmod(0o755)
+    monkeypatch.setenv("CC", str(hanging))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cpu_library, "_COMPILE_SECONDS", 0.5)
+    assert cpu_library._library.__wrapped__(torch.float32) is None
+    (record,) = caplog.records
+    assert "timed out" in record.getMessage()
+    assert not any((tmp_path / "headrace" / "kernels").iterdir())

@@ -114,6 +114,13 @@ def test_low_precision_stays_close(head_dim: int, window: int | None, soft_cap: 
     torch.testing.assert_close(answer.float(), case.expected(window, soft_cap), atol=2e-2, rtol=2e-2)
 
 
+def test_queries_may_be_a_part_of_a_wider_product() -> None:
+    """As those are that lie between keys and values."""
+    case = paged_case(MIXED)
+    beside = torch.full_like(case.query, NAN)
+    replace(case, query=torch.cat([case.query, beside], dim=1)[:, : case.query.shape[1]]).check()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 70])
 def test_an_answer_depends_neither_on_chunks_nor_on_neighbours(window: int | None, dtype: torch.dtype) -> None:
