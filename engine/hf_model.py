@@ -169,7 +169,7 @@ class TransformersModel:
         self.dtype, self.device = dtype, device
         self.module: Any = model.to(device).eval()
         self.record = self._try_one_token(path)
-        self.description = self._describe(self.record)
+        self.description = self.describe("transformers' modules")
 
     @property
     def vocab_size(self) -> int:
@@ -218,8 +218,13 @@ class TransformersModel:
         _check_windows(self.module, record)
         return record
 
-    def _describe(self, record: LayerRecord) -> str:
-        """One line: ``llama: transformers' modules with paged attention, 30 layers, 3 KV heads of 64, …``."""
+    def describe(self, path: str) -> str:
+        """One line: ``llama: transformers' modules with paged attention, 30 layers, 3 KV heads of 64, …``.
+
+        Args:
+            path: what computes the layers.
+        """
+        record = self.record
         sliding = sorted(window for window in record.windows.values() if window is not None)
         layers = f"{len(record.windows)} layers"
         if sliding:
@@ -227,7 +232,7 @@ class TransformersModel:
         geometry = self.geometry
         heads = f"{geometry.num_kv_heads} KV head{'s' * (geometry.num_kv_heads > 1)} of {geometry.head_dim}"
         cap = [] if record.soft_cap is None else [f"attention capped at {record.soft_cap:g}"]
-        kind = f"{self.config.get_text_config().model_type}: transformers' modules with paged attention"
+        kind = f"{self.config.get_text_config().model_type}: {path} with paged attention"
         dtype = str(self.dtype).removeprefix("torch.")
         return ", ".join(
             [kind, layers, heads, *cap, f"{dtype} on {self.device}", f"{'tied' if self.is_tied else 'untied'} head"]

@@ -3,7 +3,7 @@
 transformers remains the definition: it reads the checkpoint and says what a layer's attention asks for. What is
 taken from it here are weights, with queries, keys and values in one matrix and gates beside their ups, and the few
 ways in which families differ: norms of heads, norms after a layer's halves, biases, windows, caps. The code is the
-same for every device; all arithmetic but matrix products is in :mod:`headrace.kernels`.
+same for every device; nearly all arithmetic is in :mod:`headrace.kernels`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class NativeModel:
         self.config, self.generation_config = loaded.config, loaded.generation_config
         self.geometry, self.dtype, self.device = loaded.geometry, loaded.dtype, loaded.device
         self.vocab_size = loaded.vocab_size
-        self.description = loaded.description.replace("transformers' modules", "native decoder")
+        self.description = loaded.describe("native decoder")
         if quantization != "none":
             self.description += f", {quantization}"
         make = _MAKERS[quantization]

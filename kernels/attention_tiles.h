@@ -31,12 +31,6 @@ typedef struct {
     float best[MOST_ROWS], total[MOST_ROWS];
 } scratch;
 
-INLINE integers load_integers(const void *from) {
-    integers value;
-    memcpy(&value, from, sizeof value);
-    return value;
-}
-
 /* 16 steps of a head, from element d on; past its end, zeros. */
 INLINE integers load_steps(const element *head, int64_t d, int64_t head_dim) {
 #if PAIRS

@@ -2,7 +2,7 @@
 
 Whatever compiler ``$CC`` names, ``cc`` by default, makes them of the ``.c`` files beside this one in a second or two;
 ``$CFLAGS`` come last, so ``-march=x86-64-v3`` there leaves instructions out. Where there is no compiler, every
-operation falls back on plain torch, and a warning says so once.
+operation falls back on plain torch, and a warning says so, once for each dtype.
 """
 
 from __future__ import annotations

@@ -36,6 +36,13 @@ typedef struct {
     int64_t rows, inputs, outputs, wide;
 } product;
 
+/* A panel's 16 sums of one row, of a product in int8, as floats. Weights are kept plus 128, since the processor multiplies
+   unsigned bytes with signed ones. */
+INLINE floats scale_sums(const product *c, int64_t row, int64_t panel, integers sums) {
+    return __builtin_convertvector(sums - 128 * c->row_sum[row], floats) *
+           (load_floats(c->weight_scale + panel * LANES) * c->row_scale[row]);
+}
+
 /* Write a panel's 16 sums of one row. */
 INLINE void write_sums(const product *c, int64_t row, int64_t panel, floats sums) {
     const int64_t column = panel * LANES, left = c->outputs - column, at = row * c->outputs + column;
@@ -94,17 +101,11 @@ INLINE void tile(const product *c, int64_t row, int64_t panel, const int rows, c
 #ifdef __AVX512VNNI__
 #define CAN_MULTIPLY_INT8 1
 
-/* Weights are kept plus 128, since the instruction multiplies unsigned with signed bytes. */
 INLINE void tile_int8(const product *c, int64_t row, int64_t panel, const int rows, const int panels) {
     const int64_t steps = c->inputs / 4;
     const int8_t *x = (const int8_t *)c->x + row * c->inputs;
     const uint8_t *weight = (const uint8_t *)c->weight + panel * steps * 64;
-    __m512i sums[TILE_ROWS][TILE_PANELS];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-        for (int p = 0; p < panels; p++)
-            sums[r][p] = _mm512_set1_epi32(-128 * c->row_sum[row + r]);
+    __m512i sums[TILE_ROWS][TILE_PANELS] = {{{0}}};
     for (int64_t step = 0; step < steps; step++)
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
@@ -118,10 +119,8 @@ INLINE void tile_int8(const product *c, int64_t row, int64_t panel, const int ro
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
-        for (int p = 0; p < panels; p++) {
-            floats scales = load_floats(c->weight_scale + (panel + p) * LANES) * c->row_scale[row + r];
-            write_sums(c, row + r, panel + p, __builtin_convertvector((integers)sums[r][p], floats) * scales);
-        }
+        for (int p = 0; p < panels; p++)
+            write_sums(c, row + r, panel + p, scale_sums(c, row + r, panel + p, (integers)sums[r][p]));
 }
 #else
 #define CAN_MULTIPLY_INT8 0
@@ -136,22 +135,20 @@ static inline int is_large(const product *c) { return c->rows * c->inputs * c->o
 
 #include "linear_tiles.h"
 
+INLINE void either_tile(const product *c, int64_t row, int64_t panel, const int rows, const int panels, const int int8) {
+    if (int8)
+        tile_int8(c, row, panel, rows, panels);
+    else
+        tile(c, row, panel, rows, panels);
+}
+
 INLINE void some_rows(const product *c, int64_t row, int64_t panel, const int rows, int64_t panels, const int int8) {
-    if (int8) {
-        if (panels == 3)
-            tile_int8(c, row, panel, rows, 3);
-        else if (panels == 2)
-            tile_int8(c, row, panel, rows, 2);
-        else
-            tile_int8(c, row, panel, rows, 1);
-    } else {
-        if (panels == 3)
-            tile(c, row, panel, rows, 3);
-        else if (panels == 2)
-            tile(c, row, panel, rows, 2);
-        else
-            tile(c, row, panel, rows, 1);
-    }
+    if (panels == 3)
+        either_tile(c, row, panel, rows, 3, int8);
+    else if (panels == 2)
+        either_tile(c, row, panel, rows, 2, int8);
+    else
+        either_tile(c, row, panel, rows, 1, int8);
 }
 
 INLINE void multiply_all(const product *c, const int int8) {

@@ -48,12 +48,7 @@ static void shape_tiles(int first_rows, int second_rows) {
 INLINE void write_tile(const product *c, int64_t row, int64_t panel, int64_t rows, const float *sums, const int int8) {
     for (int64_t r = 0; r < rows; r++) {
         floats answer = load_floats(sums + r * LANES);
-        if (int8) {
-            integers exact = (integers)answer - 128 * c->row_sum[row + r];
-            answer = __builtin_convertvector(exact, floats) *
-                     (load_floats(c->weight_scale + panel * LANES) * c->row_scale[row + r]);
-        }
-        write_sums(c, row + r, panel, answer);
+        write_sums(c, row + r, panel, int8 ? scale_sums(c, row + r, panel, (integers)answer) : answer);
     }
 }
 

@@ -1,8 +1,8 @@
 /* Causal attention over a paged KV cache, prefill chunks and decodes alike.
 
-   Keys and values of one KV head are read in tiles of TILE tokens into float32; all query heads that share the KV head,
-   of a few query tokens, are answered from a tile with a running softmax (Milakov and Gimelshein 2018). Tiles begin at
-   fixed positions of the sequence, so a query token's answer depends neither on its neighbours nor on its chunk. */
+   Keys and values of one KV head are laid out in tiles of TILE tokens; all query heads that share the KV head, of a few
+   query tokens, are answered from a tile with a running softmax (Milakov and Gimelshein 2018). Tiles begin at fixed
+   positions of the sequence, so a query token's answer depends neither on its neighbours nor on its chunk. */
 
 #include "cpu_vectors.h"
 
@@ -29,19 +29,36 @@ typedef struct {
 static __thread scratch memory;
 static const element nothing[MOST_HEAD_DIM];
 
+/* A token's place in a block table. */
+typedef struct {
+    int64_t entry, offset;
+} cursor;
+
+static cursor cursor_at(const call *c, const piece *p, int64_t token) {
+    return (cursor){p->first_block + token / c->block_size, token % c->block_size};
+}
+
+/* Where a token's elements begin in either cache; the cursor goes on to the token after it. */
+static inline int64_t advance(const call *c, cursor *token) {
+    int64_t at = c->block_ids[token->entry] * c->block_stride + token->offset * c->token_stride;
+    if (++token->offset == c->block_size)
+        token->offset = 0, token->entry++;
+    return at;
+}
+
 /* Memory of the next tile, asked for before it is needed: blocks lie scattered, so no processor foresees them. All at
    once would stop everything until it is there, so it is asked for bit by bit, between other work. */
 typedef struct {
     const call *c;
-    int64_t entry, offset, left, at_once, first, bytes;
+    cursor token;
+    int64_t left, at_once, first, bytes;
 } foresight;
 
 static void foresee(foresight *next, const call *c, const piece *p, int64_t first_head, int64_t heads, int64_t tile,
                     int64_t occasions) {
     const int64_t left = p->first_position + p->tokens - tile;
     next->c = c;
-    next->entry = p->first_block + tile / c->block_size;
-    next->offset = tile % c->block_size;
+    next->token = cursor_at(c, p, tile);
     next->left = left < 0 ? 0 : left < TILE ? left : TILE;
     next->at_once = (next->left + occasions - 1) / occasions;
     next->first = first_head * c->head_dim;
@@ -51,30 +68,26 @@ static void foresee(foresight *next, const call *c, const piece *p, int64_t firs
 static void prefetch(foresight *next) {
     const call *c = next->c;
     for (int64_t i = 0; i < next->at_once && next->left > 0; i++, next->left--) {
-        int64_t at = c->block_ids[next->entry] * c->block_stride + next->offset * c->token_stride + next->first;
+        int64_t at = advance(c, &next->token) + next->first;
         for (int64_t byte = 0; byte < next->bytes; byte += 64) {
             __builtin_prefetch((const char *)(c->key_cache + at) + byte, 0, 2);
             __builtin_prefetch((const char *)(c->value_cache + at) + byte, 0, 2);
         }
-        if (++next->offset == c->block_size)
-            next->offset = 0, next->entry++;
     }
 }
 
 static void read_tile(const call *c, const piece *p, int64_t kv_head, int64_t first, int64_t tokens, scratch *s,
                       foresight *next) {
-    int64_t entry = p->first_block + first / c->block_size, offset = first % c->block_size;
+    cursor token = cursor_at(c, p, first);
     for (int64_t group = 0; group * LANES < tokens; group++) {
         const element *keys[LANES], *values[LANES];
         for (int64_t i = 0; i < LANES; i++) {
             keys[i] = values[i] = nothing; /* past the end, where the cache may hold anything */
             if (group * LANES + i >= tokens)
                 continue;
-            int64_t at = c->block_ids[entry] * c->block_stride + offset * c->token_stride + kv_head * c->head_dim;
+            int64_t at = advance(c, &token) + kv_head * c->head_dim;
             keys[i] = c->key_cache + at;
             values[i] = c->value_cache + at;
-            if (++offset == c->block_size)
-                offset = 0, entry++;
         }
         read_keys(s->keys + group * c->steps, keys, c->head_dim);
         read_values(s->values + group * LANES / STEP * c->vectors, values, c->head_dim);

@@ -12,14 +12,14 @@ from headrace.engine.model import load_model
 from bench.quality import agreement, perplexity, windows
 
 from .runs import greedy, run
-from .test_families import FAMILIES, NATIVE
+from .test_families import FAMILIES, NATIVE_FAMILIES
 from .tiny_models import CPU, load, paged_logits, save_model, tiny_engine, token_ids
 
 MOST_DEARER = 1.02
 """Perplexity of the demo model in int8 over that in bfloat16."""
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if FAMILIES[family][1].split(":")[0] in NATIVE])
+@pytest.mark.parametrize("family", NATIVE_FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_int8_stays_near_in_every_native_family(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
     save_model(FAMILIES[family][0], tmp_path)
