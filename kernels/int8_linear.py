@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from .cpu_library import LANES, cpu_library
-from .linear import Linear, pack_panels, pad_panels
+from .linear import Linear, check_rows, pack_panels, pad_panels
 
 _MOST = 127
 
@@ -59,6 +59,7 @@ class PackedInt8Linear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._outputs, self._inputs = weight.shape
+        self._dtype = weight.dtype
         quantized, scales = quantize_rows(weight)
         # Kept plus 128: the processor multiplies unsigned bytes with signed ones.
         self._weight = pack_panels(quantized.view(torch.uint8) ^ 128, 4)
@@ -68,6 +69,7 @@ class PackedInt8Linear:
 
     def __call__(self, x: torch.Tensor, wide: bool = False) -> torch.Tensor:
         """See :class:`headrace.kernels.Linear`."""
+        check_rows(x, self._inputs, self._dtype)
         rows = len(x)
         quantized = torch.empty(x.shape, dtype=torch.int8)
         scales, sums = torch.empty(rows), torch.empty(rows, dtype=torch.int32)

@@ -220,7 +220,7 @@ void quantize_rows(const element *x, int8_t *quantized, float *row_scale, int32_
         int32_t sum = 0;
         for (int64_t i = 0; i < inputs; i += LANES) {
             floats value = load(from + i);
-            check += value;
+            check += value - value; /* 0, or NaN where it is not finite */
             floats scaled = value * scale + 12582912.0f; /* 1.5 * 2^23: the integer is in the low bits, rounded */
             integers whole = (integers)scaled - (integers)splat(12582912.0f);
             for (int lane = 0; lane < LANES; lane++) {
@@ -229,7 +229,7 @@ void quantize_rows(const element *x, int8_t *quantized, float *row_scale, int32_
             }
         }
         float broken = sum_of(check);
-        row_scale[row] = broken - broken == 0 ? largest / 127.0f : NAN; /* a row with a NaN or an infinity stays broken */
+        row_scale[row] = broken == 0 ? largest / 127.0f : NAN; /* a row with a NaN or an infinity stays broken */
         row_sum[row] = sum;
     }
 }

@@ -45,12 +45,14 @@ class PackedLinear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._outputs, self._inputs = weight.shape
+        self._dtype = weight.dtype
         self._weight = pack_panels(weight, 4 // weight.element_size())
         self._bias = None if bias is None else pad_panels(bias.float())
         self._library = cpu_library(weight)
 
     def __call__(self, x: torch.Tensor, wide: bool = False) -> torch.Tensor:
         """See :class:`Linear`."""
+        check_rows(x, self._inputs, self._dtype)
         output = torch.empty((len(x), self._outputs), dtype=torch.float32 if wide else x.dtype)
         self._library.multiply(
             x.data_ptr(),
@@ -75,6 +77,17 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
     if library is not None and library.can_multiply() and weight.shape[1] % (4 // weight.element_size()) == 0:
         return PackedLinear(weight, bias)
     return PlainLinear(weight, bias)
+
+
+def check_rows(x: torch.Tensor, inputs: int, dtype: torch.dtype) -> None:
+    """Refuse what the C kernels, which see only where x begins, would read as something else.
+
+    Raises:
+        ValueError: naming what x is and what it must be.
+    """
+    if x.dtype is not dtype or x.shape[1:] != (inputs,) or not x.is_contiguous():
+        layout = "contiguous" if x.is_contiguous() else "strided"
+        raise ValueError(f"x is {layout} {x.dtype} {list(x.shape)}; it must be contiguous {dtype} [rows, {inputs}]")
 
 
 def pack_panels(weight: torch.Tensor, inputs_a_step: int) -> torch.Tensor:

@@ -235,6 +235,8 @@ void paged_attention(const element *query, const element *key_cache, const eleme
                         const int64_t *block_ids, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t head_dim,
                         int64_t block_size, int64_t block_stride, int64_t token_stride, int64_t query_stride,
                         int64_t window, float scale, float soft_cap) {
+    if (sequences == 0)
+        return;
     const int64_t steps = (head_dim + STEP * LANES - 1) / (STEP * LANES) * LANES;
     const call c = {query,        key_cache,    value_cache,  output, block_ids, heads,    kv_heads, head_dim, block_size,
                     block_stride, token_stride, query_stride, window, scale,     soft_cap, steps, steps * STEP / LANES};

@@ -85,3 +85,12 @@ def test_the_compiled_product_takes_what_fits_it() -> None:
     assert isinstance(make_int8_linear(weight_of(16, 40, torch.float32)), Int8Linear)
     compiled = "can_multiply_int8" in describe_kernels(torch.float32)
     assert isinstance(make_int8_linear(weight_of(16, 48, torch.float32)), PackedInt8Linear if compiled else Int8Linear)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_of_huge_numbers_is_finite(dtype: torch.dtype) -> None:
+    """Their sum is not."""
+    weight = torch.eye(16, 48, dtype=dtype)
+    x = torch.full((2, 48), 3e38, dtype=dtype)
+    for linear in (make_int8_linear(weight), Int8Linear(weight)):
+        torch.testing.assert_close(linear(x, wide=True), x[:, :16].float(), rtol=1e-6, atol=0)

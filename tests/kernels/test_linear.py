@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
-from headrace.kernels import Linear, make_linear
+from headrace.kernels import Linear, make_int8_linear, make_linear
+from headrace.kernels.int8_linear import Int8Linear
 from headrace.kernels.linear import PackedLinear, PlainLinear
 
 ROWS = (1, 2, 3, 7, 8, 16, 17, 33, 130, 257)
@@ -85,3 +87,13 @@ def test_a_broken_row_breaks_no_other(broken: float, dtype: torch.dtype) -> None
     assert not answer[17].isfinite().any()
     others = [row for row in range(19) if row != 17]
     assert torch.equal(answer[others], whole[others])
+
+
+@pytest.mark.parametrize("make", [make_linear, make_int8_linear])
+def test_rows_that_a_compiled_product_would_misread_are_refused(make: Callable[[torch.Tensor], Linear]) -> None:
+    linear = make(weight_of(50, 64, torch.float32))
+    if isinstance(linear, PlainLinear | Int8Linear):
+        pytest.skip("torch sees what x is")
+    for x in (rows_of(3, 64, torch.bfloat16), rows_of(3, 128, torch.float32)[:, ::2], rows_of(3, 48, torch.float32)):
+        with pytest.raises(ValueError, match=r"x is .*; it must be contiguous torch.float32 \[rows, 64\]"):
+            linear(x)

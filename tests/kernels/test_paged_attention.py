@@ -140,3 +140,9 @@ def test_an_answer_depends_neither_on_chunks_nor_on_neighbours(window: int | Non
 def test_impossible_lengths_are_refused(query_len: int, context_len: int) -> None:
     with pytest.raises(ValueError, match=f"{query_len} query tokens and {context_len} context tokens"):
         attention_batch([[1]], [query_len], [context_len], 4)
+
+
+def test_a_step_without_sequences_has_no_answers() -> None:
+    case = paged_case([(1, 5)])
+    empty = replace(case, query=case.query[:0], batch=attention_batch([], [], [], 4))
+    assert empty.run().shape == (0, 6, 16)
