@@ -64,6 +64,9 @@ class Expected:
         self.kinds.append(kind)
 
 
+OWNERS_CALLS = ("append", "gap", "again", "finish", "cancel", "expire")
+
+
 class LedgerMachine(RuleBasedStateMachine):
     """Workers that claim, write, lose leases and come back; producers that submit twice and cancel."""
 
@@ -118,7 +121,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.owners[claim.job_id] = claim
         return claims
 
-    @rule(number=st.integers(0, 5), calls=st.lists(st.sampled_from(["append", "gap", "again", "finish", "cancel"])))
+    @rule(number=st.integers(0, 5), calls=st.lists(st.sampled_from(OWNERS_CALLS)))
     def owner_goes_on(self, number: int, calls: list[str]) -> None:
         """The worker that owns a job: most claims that random calls choose among are void."""
         name = f"j{number}"
@@ -130,6 +133,8 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.finish(self.owners[name], JobState.SUCCEEDED)
             elif call == "cancel":
                 self.cancel(number)
+            elif call == "expire":
+                self.deadline_is_over(number)
             else:
                 self.append(self.owners[name], {"append": 1, "gap": 2, "again": 0}[call])
 
